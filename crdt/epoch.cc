@@ -1,0 +1,30 @@
+#include <weir/crdt/epoch.h>
+
+#include <bit>
+
+namespace weir::crdt {
+namespace {
+
+constexpr int kMaxGrainLog2 = 17;  // about 36 hours
+
+}  // namespace
+
+bool valid_epoch(const Epoch& epoch) {
+  return epoch.start >= 0 && epoch.start <= kMaxTime && epoch.expiry > epoch.start &&
+         epoch.expiry - epoch.start <= kMaxLife;
+}
+
+Nanos Generation::end() const {
+  return is_bucket() ? kNever : number * ((std::int64_t{1} << grain_log2) * kSecond);
+}
+
+Generation generation_of(const Epoch& epoch) {
+  if (epoch == kBucketEpoch) return kBucketGeneration;
+  auto eighth = static_cast<std::uint64_t>((epoch.expiry - epoch.start) / 8 / kSecond);
+  int log2 = static_cast<int>(std::bit_width(eighth));
+  if (log2 > kMaxGrainLog2) log2 = kMaxGrainLog2;
+  Nanos grain = (std::int64_t{1} << log2) * kSecond;
+  return {log2, (epoch.expiry + grain - 1) / grain};
+}
+
+}  // namespace weir::crdt

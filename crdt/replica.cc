@@ -1,0 +1,846 @@
+#include <weir/crdt/replica.h>
+
+#include <algorithm>
+#include <bit>
+#include <deque>
+#include <tuple>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+namespace weir::crdt {
+namespace {
+
+constexpr std::size_t kMaxPushesInFlight = 8;
+constexpr Nanos kUrgentSpacing = 10 * kMillisecond;
+constexpr unsigned kShards = 1u << kShardBits;
+constexpr unsigned kQuickRounds = 20;
+constexpr Nanos kForgetMembersEvery = 10 * kMinute;
+
+struct Entry {
+  Cell cell;
+  std::uint64_t stamp = 0;  // last growth of the current own slot; 0: not in the stream
+  std::uint64_t digest = 0;
+  WriteId anew = 0;  // own counts up to this write may count slots that were forgotten since
+};
+
+struct Table {
+  std::unordered_map<CellId, Entry> cells;
+  std::uint64_t digest = 0;
+};
+
+struct Pending {
+  WriteId write = 0;
+  std::vector<OwnCount> counts;
+};
+
+struct PendingAck {
+  WriteId write = 0;
+  PeerIndex peer = 0;
+  Ack ack;
+};
+
+struct Peer {
+  Member member;
+  Incarnation incarnation;  // zero: never met
+  bool up = false;
+  std::uint64_t base = 0;  // where the stream to this incarnation starts
+  std::uint64_t acked = 0;
+  std::uint64_t sent = 0;
+  std::deque<std::uint64_t> in_flight;
+  Nanos sent_at = 0;
+  bool truncated = false;  // the last push stopped at its bound
+  Incarnation inbound;     // whose stream `received` counts
+  std::uint64_t received = 0;
+  std::uint64_t round = 0;
+  Nanos next_offer = 0;
+  unsigned quick_rounds = 0;
+  bool agrees = false;
+  Nanos in_step_at = 0;
+  Nanos heard_at = 0;
+};
+
+std::uint64_t slot_digest(std::uint64_t seed, const Slot& slot) {
+  return mix64(mix64(mix64(mix64(seed, slot.id.writer.hi), slot.id.writer.lo), slot.id.birth),
+               slot.value);
+}
+
+std::uint64_t digest_of(const Cell& cell) {
+  std::uint64_t seed = cell_key(cell.id);
+  std::uint64_t sum = 0;
+  for (const Slot& slot : cell.slots) sum += slot_digest(seed, slot);
+  if (cell.id.is_bucket()) {
+    const BucketState& bucket = cell.bucket;
+    std::uint64_t state = seed;
+    for (std::uint64_t word :
+         {bucket.checkpoint.counted, static_cast<std::uint64_t>(bucket.checkpoint.at),
+          static_cast<std::uint64_t>(bucket.checkpoint.debt >> 64),
+          static_cast<std::uint64_t>(bucket.checkpoint.debt),
+          static_cast<std::uint64_t>(bucket.touched), static_cast<std::uint64_t>(bucket.expiry)}) {
+      state = mix64(state, word);
+    }
+    sum += state;
+  }
+  return sum;
+}
+
+Group group_of(const CellId& id) {
+  return {generation_of(id.epoch), static_cast<std::uint32_t>(id.series.hi >> (64 - kShardBits))};
+}
+
+/// Fills deltas that keep to the bounds of one message.
+class DeltaPacker {
+ public:
+  explicit DeltaPacker(const std::map<Incarnation, Member>& members) : members_(members) {}
+  bool fits(const Cell& cell) const {
+    return delta_.cells.empty() ||
+           (delta_.cells.size() < kMaxDeltaCells && slots_ + cell.slots.size() <= kMaxDeltaSlots);
+  }
+  void add(Cell cell) {
+    slots_ += cell.slots.size();
+    for (const Slot& slot : cell.slots) {
+      auto member = members_.find(slot.id.writer);
+      if (member != members_.end()) delta_.members.insert(*member);
+    }
+    delta_.cells.push_back(std::move(cell));
+  }
+  bool empty() const { return delta_.empty(); }
+  Delta take() {
+    slots_ = 0;
+    return std::exchange(delta_, {});
+  }
+
+ private:
+  const std::map<Incarnation, Member>& members_;
+  Delta delta_;
+  std::size_t slots_ = 0;
+};
+
+}  // namespace
+
+std::uint64_t cell_key(const CellId& id) {
+  return mix64(mix64(mix64(id.series.hi, id.series.lo), static_cast<std::uint64_t>(id.epoch.start)),
+               static_cast<std::uint64_t>(id.epoch.expiry));
+}
+
+struct Replica::Impl {
+  ReplicaOptions options;
+  bool memory_only;
+  std::map<Group, Table> groups;
+  std::size_t cell_count = 0;
+  std::map<std::uint64_t, Entry*> stream;  // by stamp: the cells whose own slot grew
+  std::uint64_t head = 0;                  // newest stamp
+  std::map<Incarnation, Member> members;
+  std::vector<Peer> peers;
+  std::deque<Pending> pending;
+  std::unordered_map<CellId, unsigned> pending_buckets;
+  std::deque<PendingAck> pending_acks;
+  WriteId last_write = 0;
+  WriteId last_persisted = 0;
+  Nanos floor = 0;
+  Nanos bucket_floor = 0;
+  Nanos next_sync = 0;
+  Nanos last_sync = 0;
+  Nanos next_forget = 0;
+  std::uint32_t bucket_cursor = 0;
+  std::uint64_t random;
+  Outbox outbox;
+  std::vector<Alarm> alarms;
+  ReplicaCounters counters;
+
+  Impl(ReplicaOptions given, bool memory)
+      : options(std::move(given)), memory_only(memory), random(options.seed) {
+    members.emplace(options.incarnation, options.self);
+    for (const Member& member : options.peers) {
+      peers.emplace_back();
+      peers.back().member = member;
+    }
+  }
+
+  std::uint64_t next_random() {
+    random = mix64(random + 0x9E3779B97F4A7C15ull, 0xD1B54A32D192ED03ull);
+    return random;
+  }
+
+  /// interval * [0.9, 1.1)
+  Nanos jittered(Nanos interval) {
+    auto spread = static_cast<std::uint64_t>(interval / 5 + 1);
+    return interval - interval / 10 + static_cast<Nanos>(next_random() % spread);
+  }
+
+  Entry* lookup(const CellId& id) {
+    auto group = groups.find(group_of(id));
+    if (group == groups.end()) return nullptr;
+    auto entry = group->second.cells.find(id);
+    return entry == group->second.cells.end() ? nullptr : &entry->second;
+  }
+
+  /// Joins into the state and keeps digests right. Returns the entry if anything changed.
+  Entry* apply(const Cell& cell) {
+    Table& table = groups[group_of(cell.id)];
+    auto [at, fresh] = table.cells.try_emplace(cell.id);
+    Entry& entry = at->second;
+    if (fresh) {
+      entry.cell.id = cell.id;
+      ++cell_count;
+    }
+    if (!join(entry.cell, cell) && !fresh) return nullptr;
+    table.digest -= entry.digest;
+    entry.digest = digest_of(entry.cell);
+    table.digest += entry.digest;
+    return &entry;
+  }
+
+  bool over(const Cell& cell) const {
+    return cell.id.is_bucket() ? cell.bucket.expiry <= floor
+                               : generation_of(cell.id.epoch).end() <= floor;
+  }
+
+  bool too_early(const Cell& cell, Nanos now) const {
+    Nanos first = cell.id.is_bucket() ? cell.bucket.touched : cell.id.epoch.start;
+    return first > now + options.max_skew;
+  }
+
+  Cell own_cell(const OwnCount& count) const {
+    Cell cell;
+    cell.id = count.cell;
+    cell.bucket = count.bucket;
+    cell.raise({options.incarnation, count.birth}, count.value);
+    return cell;
+  }
+
+  WriteId put_write(Delta delta) {
+    WriteId id = ++last_write;
+    if (memory_only) {
+      last_persisted = id;
+    } else {
+      outbox.writes.push_back({id, std::move(delta)});
+    }
+    return id;
+  }
+
+  WriteId count(std::span<const OwnCount> counts) {
+    if (memory_only) {
+      for (const OwnCount& own : counts) apply_own(own, ~WriteId{0});
+      return 0;
+    }
+    DeltaPacker packer(members);
+    for (const OwnCount& own : counts) {
+      Cell cell = own_cell(own);
+      if (cell.id.is_bucket()) {
+        ++pending_buckets[cell.id];
+        // A checkpoint is written together with every slot it counted.
+        if (const Entry* entry = lookup(cell.id)) {
+          Cell whole = entry->cell;
+          join(whole, cell);
+          cell = std::move(whole);
+        }
+        cell.bucket.checkpoint.counted = std::min(cell.bucket.checkpoint.counted, cell.total());
+      }
+      packer.add(std::move(cell));
+    }
+    WriteId id = put_write(packer.take());
+    pending.push_back({id, {counts.begin(), counts.end()}});
+    return id;
+  }
+
+  void apply_own(const OwnCount& own, WriteId write) {
+    Cell cell = own_cell(own);
+    if (over(cell)) {
+      ++counters.late_cells;
+      return;
+    }
+    bool anew = forget_if_reborn(cell);
+    if (const Entry* entry = lookup(cell.id); anew || (entry != nullptr && write <= entry->anew)) {
+      // Its checkpoint may count slots that are gone; it surely counts the own one.
+      std::uint64_t& counted = cell.bucket.checkpoint.counted;
+      counted = std::min(counted, own.value);
+    }
+    Entry* entry = apply(cell);
+    if (anew) begin_anew(cell.id);
+    if (entry != nullptr) {
+      if (entry->stamp != 0) stream.erase(entry->stamp);
+      entry->stamp = ++head;
+      stream.emplace(entry->stamp, entry);
+    }
+    if (own.urgent) next_sync = std::min(next_sync, last_sync + kUrgentSpacing);
+  }
+
+  /// A slot born after a bucket was over starts it anew: what the bucket held has drained, and its
+  /// checkpoint would leave the new units uncounted. True if it was forgotten.
+  bool forget_if_reborn(const Cell& cell) {
+    if (!cell.id.is_bucket()) return false;
+    Entry* entry = lookup(cell.id);
+    if (entry == nullptr) return false;
+    auto over = static_cast<std::uint64_t>(entry->cell.bucket.expiry);
+    for (const Slot& slot : cell.slots) {
+      if (slot.id.birth < over) continue;
+      Table& table = groups[group_of(cell.id)];
+      table.digest -= entry->digest;
+      drop(*entry);
+      table.cells.erase(cell.id);
+      return true;
+    }
+    return false;
+  }
+
+  void begin_anew(const CellId& id) {
+    if (Entry* entry = lookup(id)) entry->anew = last_write;
+    outbox.begun_anew.push_back(id);
+  }
+
+  void persisted(WriteId upto, Nanos now) {
+    last_persisted = std::max(last_persisted, std::min(upto, last_write));
+    while (!pending.empty() && pending.front().write <= last_persisted) {
+      for (const OwnCount& own : pending.front().counts) {
+        if (own.cell.is_bucket()) {
+          auto at = pending_buckets.find(own.cell);
+          if (at != pending_buckets.end() && --at->second == 0) pending_buckets.erase(at);
+        }
+        apply_own(own, pending.front().write);
+      }
+      pending.pop_front();
+    }
+    send_acks();
+    if (next_sync <= now) sync(now);
+  }
+
+  void send_acks() {
+    while (!pending_acks.empty() && pending_acks.front().write <= last_persisted) {
+      PendingAck& next = pending_acks.front();
+      if (peers[next.peer].up) outbox.messages.push_back({next.peer, std::move(next.ack)});
+      pending_acks.pop_front();
+    }
+  }
+
+  // Sending.
+
+  void sync(Nanos now) {
+    for (PeerIndex i = 0; i < peers.size(); ++i) push(i, now);
+    last_sync = now;
+    next_sync = now + jittered(options.sync_interval);
+  }
+
+  void push(PeerIndex index, Nanos now) {
+    Peer& peer = peers[index];
+    if (!peer.up) return;
+    if (!peer.in_flight.empty() && now - peer.sent_at >= options.resend_after) {
+      peer.in_flight.clear();
+      peer.sent = peer.acked;
+    }
+    if (peer.sent == head || peer.in_flight.size() >= kMaxPushesInFlight) return;
+    DeltaPacker packer(members);
+    auto at = stream.upper_bound(peer.sent);
+    std::uint64_t upto = peer.sent;
+    for (; at != stream.end(); ++at) {
+      Cell cell = outgoing(at->second->cell);
+      if (!packer.fits(cell)) break;
+      packer.add(std::move(cell));
+      upto = at->first;
+    }
+    peer.truncated = at != stream.end();
+    // Nothing behind the last cell: the stamps up to the head were renewed or have expired.
+    if (!peer.truncated) upto = head;
+    Push message;
+    message.pusher = options.incarnation;
+    message.after = peer.sent;
+    message.upto = upto;
+    message.base = peer.sent == peer.base;
+    message.delta = packer.take();
+    ++counters.pushes_sent;
+    counters.cells_sent += message.delta.cells.size();
+    outbox.messages.push_back({index, std::move(message)});
+    peer.sent = upto;
+    peer.in_flight.push_back(upto);
+    peer.sent_at = now;
+  }
+
+  /// What the stream carries of a cell: the own slot, or a bucket with everything it counted.
+  Cell outgoing(const Cell& cell) const {
+    if (cell.id.is_bucket()) return cell;
+    Cell own;
+    own.id = cell.id;
+    SlotId slot{options.incarnation, 0};
+    own.raise(slot, cell.value_of(slot));
+    return own;
+  }
+
+  void offer(PeerIndex index, Nanos now) {
+    Peer& peer = peers[index];
+    peer.next_offer = now + jittered(options.anti_entropy_interval);
+    DigestOffer message;
+    message.floor = floor;
+    message.round = ++peer.round;
+    for (const auto& [group, table] : groups) {
+      if (group.generation.end() <= floor || table.cells.empty()) continue;
+      if (message.groups.size() == kMaxOfferGroups) break;
+      message.groups.push_back({group, table.digest});
+    }
+    outbox.messages.push_back({index, std::move(message)});
+  }
+
+  // Receiving.
+
+  struct Merged {
+    Delta written;
+    std::size_t changed = 0;
+  };
+
+  Merged merge(const Delta& delta, Nanos now) {
+    Merged merged;
+    for (const Cell& cell : delta.cells) {
+      ++counters.cells_received;
+      if (!valid(cell)) {
+        ++counters.invalid_cells;
+        continue;
+      }
+      if (too_early(cell, now)) {
+        ++counters.future_cells;
+        continue;
+      }
+      if (over(cell)) {
+        ++counters.late_cells;
+        continue;
+      }
+      if (std::optional<Cell> grown = merge_cell(cell)) {
+        ++merged.changed;
+        for (const Slot& slot : grown->slots) learn(slot.id.writer, delta, merged.written);
+        outbox.changed.push_back(grown->id);
+        merged.written.cells.push_back(std::move(*grown));
+      }
+    }
+    return merged;
+  }
+
+  void learn(const Incarnation& writer, const Delta& delta, Delta& written) {
+    auto named = delta.members.find(writer);
+    if (named != delta.members.end()) members.insert(*named);
+    auto known = members.find(writer);
+    if (known != members.end()) written.members.insert(*known);
+  }
+
+  /// Joins one cell from a peer. Returns what must be written: the slots that grew, or the bucket.
+  std::optional<Cell> merge_cell(const Cell& cell) {
+    const Entry* before = lookup(cell.id);
+    Cell grown;
+    grown.id = cell.id;
+    grown.bucket = cell.bucket;
+    for (const Slot& slot : cell.slots) {
+      std::uint64_t held = before == nullptr ? 0 : before->cell.value_of(slot.id);
+      if (slot.value <= held) continue;
+      if (slot.id.writer == options.incarnation && owns(slot.id, before)) {
+        ++counters.alarms;
+        alarms.push_back(Alarm::own_slot_ahead);
+        return std::nullopt;  // the driver takes a new incarnation; a later repair brings this back
+      }
+      grown.slots.push_back(slot);
+    }
+    if (cell.id.is_bucket()) {
+      // What waits for the disk was counted on top of what is here.
+      bool anew = !pending_buckets.contains(cell.id) && forget_if_reborn(cell);
+      const Entry* after = apply(cell);
+      if (anew) begin_anew(cell.id);
+      return after == nullptr ? std::nullopt : std::optional<Cell>(after->cell);
+    }
+    if (grown.slots.empty()) return std::nullopt;
+    apply(grown);
+    return grown;
+  }
+
+  /// False for a bucket slot made before the last time this bucket was dropped: its value is known
+  /// to nobody but the peers any more.
+  static bool owns(const SlotId& slot, const Entry* entry) {
+    if (slot.birth == 0) return true;
+    return entry != nullptr && entry->cell.value_of(slot) != 0;
+  }
+
+  void receive(PeerIndex index, const Incarnation& from, const Message& message, Nanos now) {
+    if (index >= peers.size()) return;
+    peers[index].heard_at = now;
+    std::visit([&](const auto& m) { on(index, from, m, now); }, message);
+  }
+
+  void on(PeerIndex index, const Incarnation& from, const Push& message, Nanos now) {
+    if (message.pusher != from || message.upto < message.after) {
+      ++counters.invalid_cells;
+      return;
+    }
+    Peer& peer = peers[index];
+    Merged merged = merge(message.delta, now);
+    WriteId write = merged.changed > 0 ? put_write(std::move(merged.written)) : last_write;
+    // Overtaken by its successor's session: its stream is over, and must not reset the other's.
+    if (from != peer.incarnation) return;
+    if (peer.inbound != from) {
+      peer.inbound = from;
+      peer.received = 0;
+    }
+    // A gap: something before this one is missing, so nothing of it may be acknowledged.
+    if (!message.base && message.after > peer.received) return;
+    peer.received = std::max(peer.received, message.upto);
+    pending_acks.push_back({write, index, Ack{from, options.incarnation, peer.received}});
+    send_acks();
+  }
+
+  void on(PeerIndex index, const Incarnation& from, const Ack& message, Nanos now) {
+    Peer& peer = peers[index];
+    if (message.pusher != options.incarnation || message.receiver != from ||
+        from != peer.incarnation || message.upto > head || message.upto < peer.base) {
+      ++counters.stale_acks;
+      return;
+    }
+    if (message.upto > peer.acked) peer.acked = message.upto;
+    peer.sent = std::max(peer.sent, peer.acked);
+    while (!peer.in_flight.empty() && peer.in_flight.front() <= peer.acked) {
+      peer.in_flight.pop_front();
+    }
+    if (peer.acked == head) peer.in_step_at = now;
+    if (peer.truncated) push(index, now);
+  }
+
+  void on(PeerIndex index, const Incarnation&, const DigestOffer& message, Nanos) {
+    Nanos common = std::max(floor, message.floor);
+    std::map<Group, std::uint64_t> theirs;
+    for (const GroupDigest& group : message.groups) theirs.emplace(group.group, group.digest);
+    std::vector<Group> differing;
+    for (const auto& [group, table] : groups) {
+      if (group.generation.end() <= common || table.cells.empty()) continue;
+      auto at = theirs.find(group);
+      if (at == theirs.end() || at->second != table.digest) differing.push_back(group);
+    }
+    for (const auto& [group, digest] : theirs) {
+      if (group.generation.end() <= common || group.shard >= kShards) continue;
+      auto mine = groups.find(group);
+      if (mine == groups.end() || mine->second.cells.empty()) differing.push_back(group);
+    }
+    Inventory answer;
+    answer.round = message.round;
+    std::size_t room = kMaxInventoryCells;
+    // Each round starts elsewhere, so that what does not fit into one gets its turn.
+    std::size_t first = differing.empty() ? 0 : message.round % differing.size();
+    for (std::size_t i = 0; i < differing.size(); ++i) {
+      const Group& group = differing[(first + i) % differing.size()];
+      GroupInventory inventory = inventory_of(group, message.round, answer.more);
+      if (inventory.cells.size() > room) {
+        answer.more = true;
+        break;
+      }
+      room -= inventory.cells.size();
+      answer.groups.push_back(std::move(inventory));
+    }
+    outbox.messages.push_back({index, std::move(answer)});
+  }
+
+  /// The whole group, or if that is too much for a message the slice of it that is this round's.
+  GroupInventory inventory_of(const Group& group, std::uint64_t round, bool& partial) {
+    GroupInventory inventory;
+    inventory.group = group;
+    inventory.high = ~std::uint64_t{0};
+    auto at = groups.find(group);
+    if (at == groups.end()) return inventory;
+    // Half the bound: keys are uniform, so a slice is far from it.
+    auto slices = std::bit_ceil(at->second.cells.size() / (kMaxInventoryCells / 2) + 1);
+    if (slices > 1) {
+      unsigned shift = 64u - static_cast<unsigned>(std::countr_zero(slices));
+      inventory.low = (round % slices) << shift;
+      inventory.high = inventory.low + ((std::uint64_t{1} << shift) - 1);
+      partial = true;
+    }
+    for (const auto& [id, entry] : at->second.cells) {
+      std::uint64_t key = cell_key(id);
+      if (key >= inventory.low && key <= inventory.high &&
+          inventory.cells.size() < kMaxInventoryCells) {
+        inventory.cells.push_back({key, entry.digest});
+      }
+    }
+    return inventory;
+  }
+
+  void on(PeerIndex index, const Incarnation& from, const Inventory& message, Nanos now) {
+    Peer& peer = peers[index];
+    if (from != peer.incarnation || message.round != peer.round) return;
+    peer.agrees = message.groups.empty() && !message.more;
+    if (peer.agrees) {
+      peer.quick_rounds = 0;
+      return;
+    }
+    if (peer.quick_rounds > 0) {
+      --peer.quick_rounds;
+      peer.next_offer = std::min(peer.next_offer, now + options.sync_interval);
+    }
+    DeltaPacker packer(members);
+    std::vector<GroupWant> wants;
+    auto send = [&]() {
+      outbox.messages.push_back({index, Repair{packer.take(), std::exchange(wants, {})}});
+    };
+    for (const GroupInventory& inventory : message.groups) {
+      std::unordered_map<std::uint64_t, std::uint64_t> theirs;
+      for (const CellDigest& cell : inventory.cells) theirs.emplace(cell.key, cell.digest);
+      GroupWant want{inventory.group, {}};
+      auto at = groups.find(inventory.group);
+      if (at != groups.end()) {
+        for (const auto& [id, entry] : at->second.cells) {
+          std::uint64_t key = cell_key(id);
+          if (key < inventory.low || key > inventory.high) continue;
+          auto other = theirs.find(key);
+          if (other != theirs.end()) {
+            bool same = other->second == entry.digest;
+            theirs.erase(other);
+            if (same) continue;
+            want.keys.push_back(key);
+          }
+          if (!packer.fits(entry.cell)) send();
+          packer.add(entry.cell);
+        }
+      }
+      for (const auto& [key, digest] : theirs) want.keys.push_back(key);
+      if (!want.keys.empty()) wants.push_back(std::move(want));
+    }
+    if (!packer.empty() || !wants.empty()) send();
+  }
+
+  void on(PeerIndex index, const Incarnation&, const Repair& message, Nanos now) {
+    Merged merged = merge(message.delta, now);
+    counters.repaired_cells += merged.changed;
+    if (merged.changed > 0) put_write(std::move(merged.written));
+    DeltaPacker packer(members);
+    auto send = [&]() { outbox.messages.push_back({index, Repair{packer.take(), {}}}); };
+    std::size_t sent = 0;
+    for (const GroupWant& want : message.wants) {
+      auto at = groups.find(want.group);
+      if (at == groups.end()) continue;
+      std::unordered_set<std::uint64_t> keys(want.keys.begin(), want.keys.end());
+      for (const auto& [id, entry] : at->second.cells) {
+        if (!keys.contains(cell_key(id)) || ++sent > kMaxInventoryCells) continue;
+        if (!packer.fits(entry.cell)) send();
+        packer.add(entry.cell);
+      }
+    }
+    if (!packer.empty()) send();
+  }
+
+  // Time.
+
+  void tick(Nanos now) {
+    expire(now);
+    if (now >= next_sync) sync(now);
+    for (PeerIndex i = 0; i < peers.size(); ++i) {
+      Peer& peer = peers[i];
+      if (!peer.up) continue;
+      if (peer.acked == head) peer.in_step_at = now;
+      if (now >= peer.next_offer) offer(i, now);
+    }
+    if (now >= next_forget) {
+      forget_members();
+      next_forget = now + kForgetMembersEvery;
+    }
+  }
+
+  void drop(Entry& entry) {
+    if (entry.stamp != 0) stream.erase(entry.stamp);
+    --cell_count;
+  }
+
+  void expire(Nanos now) {
+    floor = std::max(floor, now - options.max_skew);
+    for (auto at = groups.begin(); at != groups.end();) {
+      if (at->first.generation.end() > floor) {
+        ++at;
+        continue;
+      }
+      for (auto& [id, entry] : at->second.cells) drop(entry);
+      at = groups.erase(at);
+    }
+    // Buckets end one by one; one shard a tick keeps the pause short.
+    auto shard = groups.find({kBucketGeneration, bucket_cursor++ % kShards});
+    if (shard == groups.end()) return;
+    Table& table = shard->second;
+    for (auto at = table.cells.begin(); at != table.cells.end();) {
+      Entry& entry = at->second;
+      if (entry.cell.bucket.expiry > bucket_floor || pending_buckets.contains(entry.cell.id)) {
+        ++at;
+        continue;
+      }
+      table.digest -= entry.digest;
+      drop(entry);
+      at = table.cells.erase(at);
+    }
+  }
+
+  void forget_members() {
+    std::map<Incarnation, Member> used;
+    auto keep = [&](const Incarnation& id) {
+      auto at = members.find(id);
+      if (at != members.end()) used.insert(*at);
+    };
+    keep(options.incarnation);
+    for (const Peer& peer : peers) keep(peer.incarnation);
+    for (const auto& [group, table] : groups) {
+      for (const auto& [id, entry] : table.cells) {
+        for (const Slot& slot : entry.cell.slots) keep(slot.id.writer);
+      }
+    }
+    members = std::move(used);
+  }
+};
+
+Replica::Replica(ReplicaOptions options, bool memory_only)
+    : impl_(std::make_unique<Impl>(std::move(options), memory_only)) {}
+
+Replica::~Replica() = default;
+
+void Replica::restore(const Delta& delta, Nanos now) {
+  impl_->floor = std::max(impl_->floor, now - impl_->options.max_skew);
+  for (const auto& named : delta.members) impl_->members.insert(named);
+  for (const Cell& cell : delta.cells) {
+    if (!valid(cell) || impl_->over(cell)) continue;
+    impl_->apply(cell);
+    impl_->outbox.changed.push_back(cell.id);
+  }
+}
+
+WriteId Replica::count(std::span<const OwnCount> counts, Nanos now) {
+  WriteId id = impl_->count(counts);
+  if (impl_->memory_only && impl_->next_sync <= now) impl_->sync(now);
+  return id;
+}
+
+void Replica::persisted(WriteId upto, Nanos now) {
+  impl_->persisted(upto, now);
+}
+
+void Replica::peer_up(PeerIndex index, const Incarnation& incarnation, Nanos now) {
+  if (index >= impl_->peers.size()) return;
+  bool duplicate = incarnation == impl_->options.incarnation;
+  for (PeerIndex i = 0; i < impl_->peers.size(); ++i) {
+    duplicate |= i != index && impl_->peers[i].up && impl_->peers[i].incarnation == incarnation;
+  }
+  if (duplicate) {
+    ++impl_->counters.alarms;
+    impl_->alarms.push_back(Alarm::duplicate_identity);
+  }
+  Peer& peer = impl_->peers[index];
+  bool fresh = peer.incarnation != incarnation;
+  if (peer.up && !fresh) return;
+  peer.up = true;
+  peer.heard_at = now;
+  peer.in_flight.clear();
+  if (fresh) {
+    // What this incarnation may lack of the past comes by anti-entropy, beside the live stream.
+    peer.incarnation = incarnation;
+    peer.base = peer.acked = impl_->head;
+  }
+  peer.sent = peer.acked;
+  peer.agrees = false;
+  peer.quick_rounds = kQuickRounds;
+  peer.next_offer = now;
+}
+
+void Replica::peer_down(PeerIndex index) {
+  if (index >= impl_->peers.size()) return;
+  Peer& peer = impl_->peers[index];
+  peer.up = false;
+  peer.agrees = false;
+  peer.in_flight.clear();
+  peer.sent = peer.acked;
+}
+
+void Replica::receive(PeerIndex peer, const Incarnation& from, const Message& message, Nanos now) {
+  impl_->receive(peer, from, message, now);
+}
+
+void Replica::tick(Nanos now) {
+  impl_->tick(now);
+}
+
+Nanos Replica::tick_interval() const {
+  return impl_->options.sync_interval / 5;
+}
+
+void Replica::retire_buckets(Nanos floor) {
+  impl_->bucket_floor = std::max(impl_->bucket_floor, floor);
+}
+
+void Replica::flush(Nanos now) {
+  impl_->sync(now);
+}
+
+void Replica::reincarnate(const Incarnation& fresh, bool memory_only) {
+  for (auto& [stamp, entry] : impl_->stream) entry->stamp = 0;
+  impl_->stream.clear();
+  impl_->pending.clear();
+  impl_->pending_buckets.clear();
+  impl_->pending_acks.clear();
+  impl_->outbox.writes.clear();
+  impl_->options.incarnation = fresh;
+  impl_->memory_only = memory_only;
+  if (memory_only) impl_->last_persisted = impl_->last_write;
+  impl_->members.emplace(fresh, impl_->options.self);
+  for (PeerIndex i = 0; i < impl_->peers.size(); ++i) {
+    peer_down(i);
+    impl_->peers[i].incarnation = {};
+  }
+}
+
+Outbox Replica::take() {
+  return std::exchange(impl_->outbox, {});
+}
+
+const Cell* Replica::find(const CellId& id) const {
+  const Entry* entry = impl_->lookup(id);
+  return entry == nullptr ? nullptr : &entry->cell;
+}
+
+void Replica::for_each(const std::function<void(const Cell&)>& visit) const {
+  for (const auto& [group, table] : impl_->groups) {
+    for (const auto& [id, entry] : table.cells) visit(entry.cell);
+  }
+}
+
+std::size_t Replica::cell_count() const {
+  return impl_->cell_count;
+}
+const ReplicaOptions& Replica::options() const {
+  return impl_->options;
+}
+const Incarnation& Replica::incarnation() const {
+  return impl_->options.incarnation;
+}
+Nanos Replica::floor() const {
+  return impl_->floor;
+}
+const ReplicaCounters& Replica::counters() const {
+  return impl_->counters;
+}
+std::vector<Alarm> Replica::take_alarms() {
+  return std::exchange(impl_->alarms, {});
+}
+const std::map<Incarnation, Member>& Replica::members() const {
+  return impl_->members;
+}
+
+std::vector<PeerStatus> Replica::peers() const {
+  std::vector<PeerStatus> result;
+  for (const Peer& peer : impl_->peers) {
+    PeerStatus status;
+    status.member = peer.member;
+    if (peer.up) status.incarnation = peer.incarnation;
+    status.unacked = impl_->head - peer.acked;
+    status.in_step_at = peer.in_step_at;
+    status.heard_at = peer.heard_at;
+    status.agrees = peer.agrees;
+    result.push_back(std::move(status));
+  }
+  return result;
+}
+
+std::uint64_t Replica::digest() const {
+  std::uint64_t sum = 0;
+  for (const auto& [group, table] : impl_->groups) {
+    if (table.cells.empty()) continue;
+    sum += mix64(mix64(static_cast<std::uint64_t>(group.generation.number), group.shard),
+                 table.digest);
+  }
+  return sum;
+}
+
+}  // namespace weir::crdt

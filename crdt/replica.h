@@ -1,0 +1,165 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <weir/crdt/cell.h>
+#include <weir/crdt/message.h>
+
+namespace weir::crdt {
+
+/// The total this node's current incarnation has consumed in one cell, as the limiter knows it.
+struct OwnCount {
+  CellId cell;
+  std::uint64_t birth = 0;  ///< 0 for windowed cells
+  std::uint64_t value = 0;  ///< the whole total, not an increment
+  BucketState bucket;       ///< buckets only
+  bool urgent = false;      ///< crossed 50, 80 or 100% of its limit: tell the peers at once
+};
+
+/// Numbers of durable writes, rising from 1 within one Replica.
+using WriteId = std::uint64_t;
+
+/// Something the disk must hold before the replica is told persisted(id).
+struct Write {
+  WriteId id = 0;
+  Delta delta;
+};
+
+/// Index of a peer in ReplicaOptions::peers.
+using PeerIndex = std::uint32_t;
+
+struct Envelope {
+  PeerIndex to = 0;
+  Message message;
+};
+
+/// What a call to the replica asks its driver to do. The driver takes it whole.
+struct Outbox {
+  std::vector<Envelope> messages;
+  std::vector<Write> writes;    ///< in order
+  std::vector<CellId> changed;  ///< cells in which slots other than the current own ones grew
+  /// Buckets that had drained and were begun anew: they hold less than before, so the limiter must
+  /// forget too (Limiter::begin_anew, before it absorbs what changed).
+  std::vector<CellId> begun_anew;
+  bool empty() const {
+    return messages.empty() && writes.empty() && changed.empty() && begun_anew.empty();
+  }
+};
+
+enum class Alarm : std::uint8_t {
+  own_slot_ahead,      ///< a peer holds a higher value of a slot that this incarnation owns
+  duplicate_identity,  ///< two live sessions with one incarnation
+};
+
+struct ReplicaOptions {
+  Member self;
+  Incarnation incarnation;
+  std::vector<Member> peers;                 ///< every other member of the cluster
+  Nanos sync_interval = 250 * kMillisecond;  ///< own slots go to every peer this often, jittered
+  Nanos anti_entropy_interval = 5 * kSecond;
+  Nanos resend_after = 2 * kSecond;  ///< an unacknowledged push is sent again
+  Nanos max_skew = kSecond;          ///< cells that start later than this ahead are refused
+  std::uint64_t seed = 1;            ///< jitter
+};
+
+struct PeerStatus {
+  Member member;
+  Incarnation incarnation;    ///< zero: no session
+  std::uint64_t unacked = 0;  ///< stamps the peer has not acknowledged
+  Nanos in_step_at = 0;       ///< last time everything this node had was known to be there
+  Nanos heard_at = 0;         ///< last message
+  bool agrees = false;        ///< the last digest round found nothing to repair
+};
+
+struct ReplicaCounters {
+  std::uint64_t pushes_sent = 0;
+  std::uint64_t cells_sent = 0;
+  std::uint64_t cells_received = 0;
+  std::uint64_t late_cells = 0;     ///< below the floor: changed nothing, were acknowledged
+  std::uint64_t future_cells = 0;   ///< beyond max_skew: refused
+  std::uint64_t invalid_cells = 0;  ///< not valid(): refused
+  std::uint64_t stale_acks = 0;
+  std::uint64_t repaired_cells = 0;  ///< changed by anti-entropy
+  std::uint64_t alarms = 0;
+};
+
+/// One node's copy of the lattice, and the protocol that keeps copies equal. Sans-I/O: it is given
+/// messages, time and disk completions, and returns messages and writes through take(). It starts
+/// no thread, reads no clock, and is driven by one thread (not thread-safe).
+///
+/// Invariants, each a law of docs/specification.md:
+///  - An own count enters the state, and so may be sent, only once persisted (or at once with
+///    `memory_only`, where the incarnation dies with the process).
+///  - A push is acknowledged only once what it changed is persisted.
+///  - The floor (now - max_skew) only rises; cells below it are dropped by generation, and late
+///    news about them changes nothing.
+///  - Memory is bounded by live cells, whatever the peers do.
+class Replica {
+ public:
+  /// `memory_only`: writes count as persisted when made, and none are put out.
+  Replica(ReplicaOptions options, bool memory_only);
+  ~Replica();
+  Replica(const Replica&) = delete;
+  Replica& operator=(const Replica&) = delete;
+
+  /// What the disk held. Before anything else. Expired cells are skipped.
+  void restore(const Delta& delta, Nanos now);
+
+  /// New totals of the current incarnation. Returns the id of the write that makes them durable
+  /// (0 in memory-only mode: nothing to wait for).
+  WriteId count(std::span<const OwnCount> counts, Nanos now);
+
+  /// All writes up to `upto` are durable.
+  void persisted(WriteId upto, Nanos now);
+
+  /// A session to `peer` is up and its incarnation is known. Idempotent for the same incarnation.
+  void peer_up(PeerIndex peer, const Incarnation& incarnation, Nanos now);
+  void peer_down(PeerIndex peer);
+
+  /// A message from `peer`'s incarnation `from`. Hostile content is refused and counted.
+  void receive(PeerIndex peer, const Incarnation& from, const Message& message, Nanos now);
+
+  /// Sends what is due, drops what has expired. Call at least every tick_interval().
+  void tick(Nanos now);
+  Nanos tick_interval() const;
+  /// The limiter has forgotten every bucket that was over at `floor`, and everything it drained was
+  /// handed in: such buckets may now be dropped here. Rises.
+  void retire_buckets(Nanos floor);
+  /// Sends everything unsent now instead of at the next interval.
+  void flush(Nanos now);
+
+  /// Continues under a fresh incarnation, without a disk if `memory_only`: after a failed sync or
+  /// a tripwire. What was counted but never became durable is forgotten here; the limiter still
+  /// has it and hands it in again under the new incarnation (Limiter::rebase).
+  void reincarnate(const Incarnation& fresh, bool memory_only);
+
+  Outbox take();
+
+  /// Null if the cell is not held.
+  const Cell* find(const CellId& id) const;
+  void for_each(const std::function<void(const Cell&)>& visit) const;
+  std::size_t cell_count() const;
+  const ReplicaOptions& options() const;
+  const Incarnation& incarnation() const;
+  Nanos floor() const;
+  std::vector<PeerStatus> peers() const;
+  const ReplicaCounters& counters() const;
+  std::vector<Alarm> take_alarms();
+  const std::map<Incarnation, Member>& members() const;
+  /// Digest of all live cells: equal states have equal digests.
+  std::uint64_t digest() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace weir::crdt

@@ -1,0 +1,351 @@
+#include <weir/crdt/replica.h>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+
+namespace weir::crdt {
+namespace {
+
+constexpr Nanos kStart = 1'000'000 * kSecond;
+const Epoch kEpoch{kStart, kStart + 10 * kMinute};
+
+/// Replicas joined by a perfect network, and disks that commit when told.
+struct Mesh {
+  explicit Mesh(std::size_t n, bool memory_only = false) : memory(memory_only) {
+    for (std::size_t i = 0; i < n; ++i) names.push_back({"r" + std::to_string(i), "n"});
+    held.resize(n);
+    cut.assign(n, std::vector<bool>(n, false));
+    disk.resize(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      nodes.emplace_back();
+      boot(i);
+    }
+    for (std::size_t i = 0; i < n; ++i) link(i);
+  }
+
+  void boot(std::size_t i) {
+    ReplicaOptions options;
+    options.self = names[i];
+    options.incarnation = {i + 1, ++boots};
+    for (std::size_t j = 0; j < names.size(); ++j) {
+      if (j != i) options.peers.push_back(names[j]);
+    }
+    nodes[i] = std::make_unique<Replica>(options, memory);
+    nodes[i]->restore(disk[i], now);
+    held[i].clear();
+  }
+
+  PeerIndex index(std::size_t at, std::size_t of) const {
+    return static_cast<PeerIndex>(of < at ? of : of - 1);
+  }
+
+  void link(std::size_t i) {
+    for (std::size_t j = 0; j < nodes.size(); ++j) {
+      if (j == i) continue;
+      nodes[i]->peer_up(index(i, j), nodes[j]->incarnation(), now);
+      nodes[j]->peer_up(index(j, i), nodes[i]->incarnation(), now);
+    }
+  }
+
+  WriteId count(std::size_t i, SeriesId series, std::uint64_t value) {
+    OwnCount own{{series, kEpoch}, 0, value, {}, false};
+    return nodes[i]->count({&own, 1}, now);
+  }
+
+  /// Moves messages and, unless the disk is held, writes, until nothing is left.
+  void settle(std::optional<std::size_t> held_disk = {}) {
+    for (int i = 0; i < 1000; ++i) {
+      bool moved = false;
+      for (std::size_t n = 0; n < nodes.size(); ++n) {
+        Outbox out = nodes[n]->take();
+        for (Write& write : out.writes) held[n].push_back(std::move(write));
+        if (n != held_disk) {
+          while (!held[n].empty()) {
+            Write write = std::move(held[n].front());
+            held[n].pop_front();
+            store(n, write.delta);
+            nodes[n]->persisted(write.id, now);
+            moved = true;
+          }
+        }
+        for (Envelope& envelope : out.messages) {
+          std::size_t to = envelope.to < n ? envelope.to : envelope.to + 1;
+          if (cut[n][to]) continue;
+          ++messages;
+          nodes[to]->receive(index(to, n), nodes[n]->incarnation(), envelope.message, now);
+          moved = true;
+        }
+      }
+      if (!moved) return;
+    }
+    FAIL() << "the mesh never comes to rest";
+  }
+
+  void store(std::size_t n, const Delta& delta) {
+    disk[n].members.insert(delta.members.begin(), delta.members.end());
+    for (const Cell& cell : delta.cells) {
+      auto& cells = disk[n].cells;
+      auto at = std::find_if(cells.begin(), cells.end(),
+                             [&](const Cell& old) { return old.id == cell.id; });
+      if (at == cells.end()) {
+        cells.push_back(cell);
+      } else {
+        join(*at, cell);
+      }
+    }
+  }
+
+  void pass(Nanos time) {
+    for (Nanos end = now + time; now < end; now += 50 * kMillisecond) {
+      for (auto& node : nodes) node->tick(now);
+      settle();
+    }
+  }
+
+  std::uint64_t view(std::size_t i, SeriesId series) {
+    const Cell* cell = nodes[i]->find({series, kEpoch});
+    return cell == nullptr ? 0 : cell->total();
+  }
+
+  bool memory;
+  Nanos now = kStart;
+  std::uint64_t boots = 0;
+  std::uint64_t messages = 0;
+  std::vector<Member> names;
+  std::vector<std::unique_ptr<Replica>> nodes;
+  std::vector<std::deque<Write>> held;
+  std::vector<Delta> disk;
+  std::vector<std::vector<bool>> cut;
+};
+
+TEST(Replica, CountsReachEveryPeerWithinATick) {
+  Mesh mesh(3);
+  mesh.count(0, {1, 1}, 5);
+  mesh.count(1, {1, 1}, 7);
+  mesh.settle();
+  mesh.pass(kSecond);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(mesh.view(i, {1, 1}), 12u);
+  EXPECT_EQ(mesh.nodes[0]->digest(), mesh.nodes[2]->digest());
+}
+
+TEST(Replica, NothingIsShownBeforeItIsDurable) {
+  Mesh mesh(2);
+  mesh.count(0, {1, 1}, 5);
+  mesh.settle(0);
+  for (int i = 0; i < 40; ++i) {
+    mesh.now += 50 * kMillisecond;
+    for (auto& node : mesh.nodes) node->tick(mesh.now);
+    mesh.settle(0);
+  }
+  EXPECT_EQ(mesh.view(0, {1, 1}), 0u);
+  EXPECT_EQ(mesh.view(1, {1, 1}), 0u);
+  mesh.settle();
+  mesh.pass(kSecond);
+  EXPECT_EQ(mesh.view(1, {1, 1}), 5u);
+}
+
+TEST(Replica, AcknowledgesOnlyWhatItsOwnDiskHolds) {
+  Mesh mesh(2);
+  mesh.count(0, {1, 1}, 5);
+  mesh.settle(1);
+  EXPECT_EQ(mesh.view(1, {1, 1}), 5u);
+  EXPECT_EQ(mesh.nodes[0]->peers()[0].unacked, 1u);
+  mesh.settle();
+  EXPECT_EQ(mesh.nodes[0]->peers()[0].unacked, 0u);
+}
+
+TEST(Replica, QuiescentMeshIsSilentButForDigests) {
+  Mesh mesh(3);
+  mesh.count(0, {1, 1}, 5);
+  mesh.pass(12 * kSecond);
+  std::uint64_t pushes = mesh.nodes[0]->counters().pushes_sent;
+  std::uint64_t repaired = mesh.nodes[1]->counters().repaired_cells;
+  mesh.pass(12 * kSecond);
+  EXPECT_EQ(mesh.nodes[0]->counters().pushes_sent, pushes);
+  EXPECT_EQ(mesh.nodes[1]->counters().repaired_cells, repaired);
+  for (const PeerStatus& peer : mesh.nodes[0]->peers()) EXPECT_TRUE(peer.agrees);
+}
+
+TEST(Replica, ACutLinkIsRepairedThroughAThirdParty) {
+  Mesh mesh(3);
+  mesh.pass(kSecond);
+  mesh.cut[0][1] = mesh.cut[1][0] = true;
+  mesh.count(0, {1, 1}, 5);
+  mesh.pass(20 * kSecond);
+  EXPECT_EQ(mesh.view(1, {1, 1}), 5u);
+}
+
+TEST(Replica, ARestartedNodeCountsOnBesideItsOldSlot) {
+  Mesh mesh(2);
+  mesh.count(0, {1, 1}, 5);
+  mesh.pass(kSecond);
+  mesh.boot(0);
+  mesh.link(0);
+  mesh.count(0, {1, 1}, 3);
+  mesh.pass(kSecond);
+  EXPECT_EQ(mesh.view(0, {1, 1}), 8u);
+  EXPECT_EQ(mesh.view(1, {1, 1}), 8u);
+}
+
+TEST(Replica, APeerThatLostItsDiskGetsEverything) {
+  Mesh mesh(2);
+  for (std::uint64_t i = 1; i <= 9000; ++i) mesh.count(0, {i << 50, i}, i);
+  mesh.pass(20 * kSecond);
+  ASSERT_EQ(mesh.view(1, {9000ull << 50, 9000}), 9000u);
+  mesh.disk[1] = {};
+  mesh.boot(1);
+  mesh.link(1);
+  mesh.pass(20 * kSecond);
+  EXPECT_EQ(mesh.nodes[1]->cell_count(), 9000u);
+  EXPECT_EQ(mesh.nodes[0]->digest(), mesh.nodes[1]->digest());
+}
+
+TEST(Replica, LostPushesAreSentAgainAndStaleAcksMoveNothing) {
+  Mesh mesh(2);
+  mesh.pass(kSecond);
+  mesh.cut[0][1] = true;
+  mesh.count(0, {1, 1}, 5);
+  mesh.pass(kSecond);
+  EXPECT_EQ(mesh.nodes[0]->peers()[0].unacked, 1u);
+  Incarnation old{9, 9};
+  mesh.nodes[0]->receive(0, mesh.nodes[1]->incarnation(), Ack{old, mesh.nodes[1]->incarnation(), 1},
+                         mesh.now);
+  mesh.nodes[0]->receive(0, mesh.nodes[1]->incarnation(), Ack{mesh.nodes[0]->incarnation(), old, 1},
+                         mesh.now);
+  EXPECT_EQ(mesh.nodes[0]->peers()[0].unacked, 1u);
+  EXPECT_EQ(mesh.nodes[0]->counters().stale_acks, 2u);
+  mesh.cut[0][1] = false;
+  mesh.pass(4 * kSecond);
+  EXPECT_EQ(mesh.view(1, {1, 1}), 5u);
+  EXPECT_EQ(mesh.nodes[0]->peers()[0].unacked, 0u);
+}
+
+TEST(Replica, AGapIsMergedButNotAcknowledged) {
+  Mesh mesh(2);
+  Incarnation pusher = mesh.nodes[0]->incarnation();
+  Cell cell{{{1, 1}, kEpoch}, {{{pusher, 0}, 4}}, {}};
+  mesh.nodes[1]->take();
+  mesh.nodes[1]->receive(0, pusher, Push{pusher, 7, 9, false, {{cell}, {}}}, mesh.now);
+  Outbox out = mesh.nodes[1]->take();
+  EXPECT_EQ(mesh.view(1, {1, 1}), 4u);
+  mesh.nodes[1]->persisted(out.writes.back().id, mesh.now);
+  EXPECT_TRUE(mesh.nodes[1]->take().messages.empty());
+}
+
+TEST(Replica, ABucketThatDrainedIsBegunAnewAndTheDriverIsTold) {
+  Mesh mesh(2);
+  mesh.settle();
+  CellId id{{1, 1}, kBucketEpoch};
+  Incarnation peer = mesh.nodes[1]->incarnation();
+  auto own = [&](std::uint64_t birth, std::uint64_t value, std::uint64_t counted, Nanos at) {
+    BucketState state{{counted, at, 1}, at, at + kMinute};
+    OwnCount count{id, birth, value, state, false};
+    mesh.nodes[0]->count({&count, 1}, mesh.now);
+  };
+  own(kStart, 100, 100, kStart);
+  mesh.settle();
+  Nanos later = kStart + 2 * kMinute;
+  Cell news{id,
+            {{{peer, static_cast<std::uint64_t>(later)}, 3}},
+            {{3, later, 1}, later, later + kMinute}};
+  mesh.now = later;
+  // What waits for the disk was counted on top of the old slots, so they stay.
+  own(kStart, 101, 101, later - kSecond);
+  mesh.nodes[0]->receive(0, peer, Repair{{{news}, {}}, {}}, later);
+  EXPECT_TRUE(mesh.nodes[0]->take().begun_anew.empty());
+  EXPECT_EQ(mesh.nodes[0]->find(id)->total(), 103u);
+
+  Mesh other(2);
+  other.settle();
+  OwnCount old{id, kStart, 100, {{100, kStart, 1}, kStart, kStart + kMinute}, false};
+  other.nodes[0]->count({&old, 1}, kStart);
+  other.settle();
+  other.nodes[0]->receive(0, peer, Repair{{{news}, {}}, {}}, later);
+  EXPECT_EQ(other.nodes[0]->take().begun_anew, std::vector<CellId>{id});
+  EXPECT_EQ(*other.nodes[0]->find(id), news);
+}
+
+TEST(Replica, ALatePushOfAnEarlierBootDoesNotResetTheStream) {
+  Mesh mesh(2);
+  mesh.count(0, {1, 1}, 5);
+  mesh.pass(kSecond);
+  Incarnation old = mesh.nodes[0]->incarnation();
+  mesh.boot(0);
+  mesh.link(0);
+  mesh.count(0, {1, 1}, 3);
+  mesh.pass(kSecond);
+  Cell cell{{{1, 1}, kEpoch}, {{{old, 0}, 5}}, {}};
+  mesh.nodes[1]->receive(0, old, Push{old, 0, 1, true, {{cell}, {}}}, mesh.now);
+  mesh.count(0, {1, 1}, 4);
+  mesh.pass(kSecond);
+  EXPECT_EQ(mesh.nodes[0]->peers()[0].unacked, 0u);
+  EXPECT_EQ(mesh.view(1, {1, 1}), 9u);
+}
+
+TEST(Replica, LateAndEarlyNewsChangeNothing) {
+  Mesh mesh(2);
+  Incarnation pusher = mesh.nodes[0]->incarnation();
+  Nanos now = mesh.now;
+  mesh.nodes[1]->tick(now);
+  Epoch past{now - 3 * kHour, now - 2 * kHour};
+  Epoch future{now + 2 * kSecond, now + kMinute};
+  Cell late{{{1, 1}, past}, {{{pusher, 0}, 4}}, {}};
+  Cell early{{{1, 1}, future}, {{{pusher, 0}, 4}}, {}};
+  Nanos floor = mesh.nodes[1]->floor();
+  mesh.nodes[1]->take();
+  mesh.nodes[1]->receive(0, pusher, Push{pusher, 0, 2, true, {{late, early}, {}}}, now);
+  Outbox out = mesh.nodes[1]->take();
+  EXPECT_TRUE(out.writes.empty());
+  ASSERT_EQ(out.messages.size(), 1u);
+  EXPECT_EQ(std::get<Ack>(out.messages[0].message).upto, 2u);
+  EXPECT_EQ(mesh.nodes[1]->cell_count(), 0u);
+  EXPECT_EQ(mesh.nodes[1]->floor(), floor);
+  EXPECT_EQ(mesh.nodes[1]->counters().late_cells, 1u);
+  EXPECT_EQ(mesh.nodes[1]->counters().future_cells, 1u);
+}
+
+TEST(Replica, AHigherValueOfTheOwnSlotIsAnAlarmAndIsNotTaken) {
+  Mesh mesh(2);
+  mesh.count(1, {1, 1}, 3);
+  mesh.settle();
+  Incarnation own = mesh.nodes[1]->incarnation();
+  Incarnation pusher = mesh.nodes[0]->incarnation();
+  Cell cell{{{1, 1}, kEpoch}, {{{own, 0}, 40}}, {}};
+  mesh.nodes[1]->receive(0, pusher, Repair{{{cell}, {}}, {}}, mesh.now);
+  EXPECT_EQ(mesh.view(1, {1, 1}), 3u);
+  EXPECT_EQ(mesh.nodes[1]->take_alarms(), std::vector<Alarm>{Alarm::own_slot_ahead});
+  mesh.nodes[1]->reincarnate({77, 77}, false);
+  mesh.nodes[1]->receive(0, pusher, Repair{{{cell}, {}}, {}}, mesh.now);
+  EXPECT_EQ(mesh.view(1, {1, 1}), 40u);
+}
+
+TEST(Replica, ExpiredCellsGoAndFreeTheirMembers) {
+  Mesh mesh(2);
+  mesh.count(0, {1, 1}, 5);
+  mesh.pass(kSecond);
+  EXPECT_EQ(mesh.nodes[1]->cell_count(), 1u);
+  mesh.now = kEpoch.expiry + 5 * kMinute;
+  mesh.pass(kSecond);
+  EXPECT_EQ(mesh.nodes[0]->cell_count(), 0u);
+  EXPECT_EQ(mesh.nodes[1]->cell_count(), 0u);
+}
+
+TEST(Replica, MemoryOnlyNodesShareAtOnceAndWriteNothing) {
+  Mesh mesh(2, true);
+  EXPECT_EQ(mesh.count(0, {1, 1}, 5), 0u);
+  EXPECT_TRUE(mesh.nodes[0]->take().writes.empty());
+  mesh.pass(kSecond);
+  EXPECT_EQ(mesh.view(1, {1, 1}), 5u);
+}
+
+TEST(Replica, TwoSessionsWithOneIncarnationRaiseAnAlarm) {
+  Mesh mesh(3);
+  mesh.nodes[0]->peer_up(1, mesh.nodes[1]->incarnation(), mesh.now);
+  EXPECT_EQ(mesh.nodes[0]->take_alarms(), std::vector<Alarm>{Alarm::duplicate_identity});
+}
+
+}  // namespace
+}  // namespace weir::crdt

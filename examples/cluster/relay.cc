@@ -1,0 +1,235 @@
+#include "relay.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <list>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace weir::examples {
+namespace {
+
+constexpr std::size_t kMaxQueued = 4u << 20;  // bytes under way in one direction
+
+Nanos steady() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+sockaddr_in loopback(std::uint16_t port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return address;
+}
+
+int tcp_socket() {
+  int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  int one = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  return fd;
+}
+
+struct Chunk {
+  Nanos due = 0;
+  std::vector<char> bytes;
+  std::size_t sent = 0;
+};
+
+/// One direction of a connection.
+struct Lane {
+  int from = -1;
+  int to = -1;
+  std::deque<Chunk> queue;
+  std::size_t queued = 0;
+  bool ended = false;
+};
+
+struct Pair {
+  std::array<Lane, 2> lanes;
+  bool dead = false;
+  int client() const { return lanes[0].from; }
+  int server() const { return lanes[0].to; }
+};
+
+}  // namespace
+
+struct Relay::Impl {
+  int listener = -1;
+  int wake = -1;
+  std::uint16_t port = 0;
+  std::uint16_t target = 0;
+  Nanos delay = 0;
+  std::atomic<bool> is_cut{false};
+  std::atomic<bool> stopping{false};
+  bool was_cut = false;
+  std::list<Pair> pairs;
+  std::thread thread;
+
+  void run() {
+    while (!stopping) {
+      bool cut_now = is_cut;
+      if (was_cut && !cut_now) {
+        for (Pair& pair : pairs) pair.dead = true;
+      }
+      was_cut = cut_now;
+      reap();
+      wait(cut_now);
+      if (stopping || is_cut) continue;
+      accept_new();
+      for (Pair& pair : pairs) {
+        for (Lane& lane : pair.lanes) {
+          if (!carry(lane)) pair.dead = true;
+        }
+      }
+    }
+    for (Pair& pair : pairs) pair.dead = true;
+    reap();
+  }
+
+  void reap() {
+    for (auto pair = pairs.begin(); pair != pairs.end();) {
+      if (!pair->dead) {
+        ++pair;
+        continue;
+      }
+      // A reset, not a goodbye: a cut network says nothing.
+      linger reset{1, 0};
+      for (int fd : {pair->client(), pair->server()}) {
+        ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+        ::close(fd);
+      }
+      pair = pairs.erase(pair);
+    }
+  }
+
+  void wait(bool cut_now) {
+    std::vector<pollfd> polled{{wake, POLLIN, 0}};
+    Nanos next = kNever;
+    if (!cut_now) {
+      polled.push_back({listener, POLLIN, 0});
+      for (const Pair& pair : pairs) {
+        for (const Lane& lane : pair.lanes) {
+          if (!lane.ended && lane.queued < kMaxQueued) polled.push_back({lane.from, POLLIN, 0});
+          if (lane.queue.empty()) continue;
+          if (lane.queue.front().due <= steady()) polled.push_back({lane.to, POLLOUT, 0});
+          next = std::min(next, lane.queue.front().due);
+        }
+      }
+    }
+    int timeout = -1;
+    if (next != kNever) {
+      Nanos left = std::max<Nanos>(0, next - steady());
+      timeout = left == 0 ? 100 : static_cast<int>(left / kMillisecond + 1);
+    }
+    ::poll(polled.data(), polled.size(), timeout);
+    std::uint64_t count = 0;
+    if ((polled[0].revents & POLLIN) != 0 && ::read(wake, &count, sizeof count) < 0) return;
+  }
+
+  void accept_new() {
+    for (;;) {
+      int client = ::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+      if (client < 0) return;
+      int one = 1;
+      ::setsockopt(client, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+      int server = tcp_socket();
+      sockaddr_in address = loopback(target);
+      int code = ::connect(server, reinterpret_cast<sockaddr*>(&address), sizeof address);
+      if (code < 0 && errno != EINPROGRESS) {
+        ::close(client);
+        ::close(server);
+        continue;
+      }
+      Pair pair;
+      pair.lanes[0].from = pair.lanes[1].to = client;
+      pair.lanes[0].to = pair.lanes[1].from = server;
+      pairs.push_back(std::move(pair));
+    }
+  }
+
+  /// False if the connection broke.
+  bool carry(Lane& lane) const {
+    std::array<char, 65536> buffer;
+    while (!lane.ended && lane.queued < kMaxQueued) {
+      ssize_t got = ::recv(lane.from, buffer.data(), buffer.size(), 0);
+      if (got < 0) {
+        if (errno == EAGAIN || errno == EINTR || errno == ENOTCONN) break;
+        return false;
+      }
+      if (got == 0) {
+        lane.ended = true;
+        break;
+      }
+      lane.queue.push_back({steady() + delay, {buffer.data(), buffer.data() + got}, 0});
+      lane.queued += static_cast<std::size_t>(got);
+    }
+    while (!lane.queue.empty() && lane.queue.front().due <= steady()) {
+      Chunk& chunk = lane.queue.front();
+      ssize_t put = ::send(lane.to, chunk.bytes.data() + chunk.sent,
+                           chunk.bytes.size() - chunk.sent, MSG_NOSIGNAL);
+      if (put < 0) return errno == EAGAIN || errno == EINTR || errno == ENOTCONN;
+      chunk.sent += static_cast<std::size_t>(put);
+      lane.queued -= static_cast<std::size_t>(put);
+      if (chunk.sent < chunk.bytes.size()) break;
+      lane.queue.pop_front();
+    }
+    return !(lane.ended && lane.queue.empty());
+  }
+};
+
+Relay::Relay(std::uint16_t port, std::uint16_t target, Nanos delay)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->target = target;
+  impl_->delay = delay;
+  impl_->listener = tcp_socket();
+  impl_->wake = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  int one = 1;
+  ::setsockopt(impl_->listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  sockaddr_in address = loopback(port);
+  socklen_t size = sizeof address;
+  if (::bind(impl_->listener, reinterpret_cast<sockaddr*>(&address), size) < 0 ||
+      ::listen(impl_->listener, 64) < 0 ||
+      ::getsockname(impl_->listener, reinterpret_cast<sockaddr*>(&address), &size) < 0) {
+    std::string why = std::strerror(errno);
+    ::close(impl_->listener);
+    ::close(impl_->wake);
+    throw std::runtime_error("relay cannot listen on port " + std::to_string(port) + ": " + why);
+  }
+  impl_->port = ntohs(address.sin_port);
+  impl_->thread = std::thread([this] { impl_->run(); });
+}
+
+Relay::~Relay() {
+  impl_->stopping = true;
+  std::uint64_t one = 1;
+  if (::write(impl_->wake, &one, sizeof one) == sizeof one) impl_->thread.join();
+  ::close(impl_->listener);
+  ::close(impl_->wake);
+}
+
+std::uint16_t Relay::port() const {
+  return impl_->port;
+}
+
+void Relay::cut(bool yes) {
+  impl_->is_cut = yes;
+  std::uint64_t one = 1;
+  if (::write(impl_->wake, &one, sizeof one) < 0) return;
+}
+
+}  // namespace weir::examples

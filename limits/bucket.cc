@@ -1,0 +1,76 @@
+#include <weir/limits/bucket.h>
+
+#include <algorithm>
+
+namespace weir {
+namespace {
+
+/// Nanoseconds in which `debt` drains, rounded up; kNever if that is not within kMaxTime.
+Nanos time_to_drain(crdt::DebtTicks debt, std::uint64_t rate) {
+  if (debt == 0) return 0;
+  if (rate == 0) return kNever;
+  crdt::DebtTicks time = (debt + rate - 1) / rate;
+  return time > static_cast<crdt::DebtTicks>(kMaxTime) ? kNever : static_cast<Nanos>(time);
+}
+
+}  // namespace
+
+Nanos BucketShape::fill_time() const {
+  return std::min(time_to_drain(cap(), rate), crdt::kMaxLife);
+}
+
+BucketShape bucket_shape(const Rule& rule) {
+  return {rule.limit, rule.window, rule.burst, rule.max_debt};
+}
+
+Verdict evaluate_bucket(const BucketShape& shape, const crdt::BucketState& state,
+                        std::uint64_t total, Nanos now, std::uint64_t cost) {
+  Verdict verdict;
+  crdt::DebtTicks capacity = shape.ticks(shape.burst);
+  auto debt_then = [&](Nanos then) {
+    return crdt::debt_at(state, total, then, shape.rate, shape.unit, shape.cap());
+  };
+  crdt::DebtTicks debt = debt_then(now);
+  if (debt <= capacity) {
+    verdict.remaining =
+        static_cast<std::uint64_t>((capacity - debt) / static_cast<std::uint64_t>(shape.unit));
+  }
+  verdict.allowed = debt <= capacity && shape.ticks(cost) <= capacity - debt;
+  // Up to the last touch the debt falls by what the checkpoint drains, behind it by everything.
+  Nanos straight = std::max(now, state.touched);
+  crdt::DebtTicks later = debt_then(straight);
+  Nanos drain = time_to_drain(later, shape.rate);
+  verdict.reset = debt == 0 ? 0 : drain == kNever ? kNever : straight - now + drain;
+  if (verdict.allowed) return verdict;
+  if (cost > shape.burst) {
+    verdict.retry_after = kNever;
+    return verdict;
+  }
+  crdt::DebtTicks allowed_debt = capacity - shape.ticks(cost);
+  if (later > allowed_debt) {
+    Nanos wait = time_to_drain(later - allowed_debt, shape.rate);
+    verdict.retry_after = wait == kNever ? kNever : straight - now + wait;
+    return verdict;
+  }
+  Nanos denied = now;
+  Nanos passes = straight;
+  while (passes - denied > 1) {
+    Nanos middle = denied + (passes - denied) / 2;
+    (debt_then(middle) > allowed_debt ? denied : passes) = middle;
+  }
+  verdict.retry_after = passes - now;
+  return verdict;
+}
+
+crdt::BucketState consume_bucket(const BucketShape& shape, const crdt::BucketState& state,
+                                 std::uint64_t total_before, Nanos now, std::uint64_t cost) {
+  crdt::BucketState after;
+  crdt::DebtTicks debt =
+      crdt::debt_at(state, total_before, now, shape.rate, shape.unit, shape.cap());
+  after.touched = std::max(now, state.touched);
+  after.checkpoint = {add_saturated(total_before, cost), after.touched, debt + shape.ticks(cost)};
+  after.expiry = std::max(state.expiry, after.touched + shape.fill_time());
+  return after;
+}
+
+}  // namespace weir

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+
+#include <weir/crdt/cell.h>
+#include <weir/limits/rule.h>
+#include <weir/limits/window.h>
+
+namespace weir {
+
+/// A token bucket over the bucket cell (crdt/cell.h): admits iff debt + cost <= burst, in exact
+/// integer arithmetic; with one writer this is GCRA. Debt is measured in ticks, of which a unit has
+/// window_ns and of which `limit` drain each nanosecond, so no rate is ever rounded.
+struct BucketShape {
+  std::uint64_t rate = 0;  ///< ticks drained per nanosecond: the rule's limit
+  Nanos unit = kMinute;    ///< ticks per unit: the rule's window
+  std::uint64_t burst = 1;
+  std::uint32_t max_debt = 1;
+
+  crdt::DebtTicks ticks(std::uint64_t units) const {
+    return static_cast<crdt::DebtTicks>(units) * static_cast<std::uint64_t>(unit);
+  }
+  /// Debt is never counted beyond this.
+  crdt::DebtTicks cap() const { return ticks(burst) * (1 + static_cast<std::uint64_t>(max_debt)); }
+  /// Longest time a bucket can take to fill, rounded up; at most crdt::kMaxLife.
+  Nanos fill_time() const;
+};
+
+BucketShape bucket_shape(const Rule& rule);
+
+/// `total` is the sum of the bucket's slots.
+Verdict evaluate_bucket(const BucketShape& shape, const crdt::BucketState& state,
+                        std::uint64_t total, Nanos now, std::uint64_t cost);
+
+/// The state after `cost` was consumed at `now` and added to a slot: a checkpoint that counts
+/// everything. Time behind the last touch counts as the last touch (a peer's clock is ahead).
+crdt::BucketState consume_bucket(const BucketShape& shape, const crdt::BucketState& state,
+                                 std::uint64_t total_before, Nanos now, std::uint64_t cost);
+
+}  // namespace weir

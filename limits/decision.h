@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include <weir/crdt/time.h>
+
+namespace weir {
+
+/// What one matching rule says of one request.
+struct RuleStatus {
+  std::uint32_t rule = 0;       ///< index into RuleSet::rules()
+  bool allowed = true;          ///< this rule alone
+  bool shadow = false;          ///< its verdict was not enforced
+  bool degraded = false;        ///< no memory for a new series: the rule's on_failure answered
+  std::uint64_t limit = 0;      ///< units: the limit, or a bucket's burst
+  std::uint64_t remaining = 0;  ///< units left now, after this request if it passed
+  /// Time until the rule is as if unused: the window's end, or a full bucket. ns.
+  Nanos reset = 0;
+  /// Denied: time until this very cost passes if nothing else comes; kNever if it never can.
+  /// Exact: 1 ns earlier it is denied. Allowed: 0.
+  Nanos retry_after = 0;
+};
+
+/// The answer to a Request.
+struct Decision {
+  bool allowed = true;
+  /// Index into `statuses` of the rule that decided: of the denying ones that with the longest
+  /// wait, of the allowing ones that with the least remaining. -1: no enforcing rule matched.
+  int deciding = -1;
+  /// Some rule that this request consumed from promises commit durability: the answer may go out
+  /// only after the next commit.
+  bool wants_commit = false;
+  /// Every rule that matched, in rule order, shadow rules included.
+  std::vector<RuleStatus> statuses;
+
+  const RuleStatus* decider() const {
+    return deciding < 0 ? nullptr : &statuses[static_cast<std::size_t>(deciding)];
+  }
+};
+
+}  // namespace weir

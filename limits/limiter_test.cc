@@ -1,0 +1,291 @@
+#include <weir/limits/limiter.h>
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <new>
+#include <thread>
+
+namespace {
+std::atomic<std::uint64_t> allocations{0};
+}
+
+// Not inlined: the compiler would see malloc's memory in delete and warn.
+[[gnu::noinline]] void* operator new(std::size_t size) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+
+namespace weir {
+namespace {
+
+constexpr Nanos kNow = 1'000'000 * kMinute;
+
+Rule rule(std::string name, std::uint64_t limit, Algorithm algorithm = Algorithm::fixed_window) {
+  Rule made;
+  made.domain = "api";
+  made.name = std::move(name);
+  made.key = {"key"};
+  made.limit = limit;
+  made.algorithm = algorithm;
+  return made;
+}
+
+std::shared_ptr<const RuleSet> set(std::vector<Rule> rules) {
+  std::vector<RuleError> errors;
+  auto made = RuleSet::make(std::move(rules), errors);
+  for (const RuleError& error : errors) ADD_FAILURE() << error.to_string();
+  return made;
+}
+
+struct Ask {
+  std::vector<Entry> entries;
+  Request request;
+  Ask(std::vector<Entry> given, std::uint64_t hits) : entries(std::move(given)) {
+    request = {"api", entries, hits};
+  }
+};
+
+TEST(Limiter, NoRuleMeansYes) {
+  Limiter limiter(set({rule("a", 1)}), {});
+  Decision decision = limiter.check(Ask({{"other", "x"}}, 1).request, kNow);
+  EXPECT_TRUE(decision.allowed);
+  EXPECT_EQ(decision.decider(), nullptr);
+  EXPECT_TRUE(limiter.check({"elsewhere", {}, 1}, kNow).allowed);
+}
+
+TEST(Limiter, ADeniedRequestConsumesNothingAnywhere) {
+  Limiter limiter(set({rule("wide", 10), rule("narrow", 2)}), {});
+  Ask ask({{"key", "k"}}, 1);
+  EXPECT_TRUE(limiter.check(ask.request, kNow).allowed);
+  EXPECT_TRUE(limiter.check(ask.request, kNow).allowed);
+  Decision denied = limiter.check(ask.request, kNow);
+  EXPECT_FALSE(denied.allowed);
+  ASSERT_NE(denied.decider(), nullptr);
+  EXPECT_EQ(denied.decider()->rule, 1u);
+  EXPECT_EQ(limiter.used(0, ask.request, kNow), 2u);
+  EXPECT_EQ(limiter.used(1, ask.request, kNow), 2u);
+}
+
+TEST(Limiter, TheLongestWaitDecidesADenial) {
+  Rule hour = rule("hour", 1);
+  hour.window = kHour;
+  Limiter limiter(set({rule("minute", 1), hour, rule("free", 100)}), {});
+  Ask ask({{"key", "k"}}, 1);
+  limiter.check(ask.request, kNow);
+  Decision denied = limiter.check(ask.request, kNow);
+  EXPECT_EQ(denied.decider()->rule, 1u);
+  EXPECT_GE(denied.decider()->retry_after, denied.statuses[0].retry_after);
+}
+
+TEST(Limiter, ShadowRulesReportButNeverDenyOrSpendOthers) {
+  Rule shadow = rule("shadow", 1);
+  shadow.shadow = true;
+  Limiter limiter(set({shadow, rule("real", 5)}), {});
+  Ask ask({{"key", "k"}}, 1);
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(limiter.check(ask.request, kNow).allowed);
+  Decision denied = limiter.check(ask.request, kNow);
+  EXPECT_FALSE(denied.allowed);
+  EXPECT_EQ(denied.decider()->rule, 1u);
+  EXPECT_EQ(limiter.counters(0).denied, 5u);
+  EXPECT_EQ(limiter.used(0, ask.request, kNow), 1u);
+}
+
+TEST(Limiter, PeeksConsumeNothingAndMakeNoSeries) {
+  Limiter limiter(set({rule("a", 3)}), {});
+  Ask peek({{"key", "k"}}, 0);
+  Decision decision = limiter.check(peek.request, kNow);
+  EXPECT_TRUE(decision.allowed);
+  EXPECT_EQ(decision.decider()->remaining, 3u);
+  EXPECT_EQ(limiter.series_count(), 0u);
+}
+
+TEST(Limiter, CostsMultiplyHits) {
+  Rule costly = rule("a", 100);
+  costly.cost_by_method["POST"] = 5;
+  Limiter limiter(set({costly}), {});
+  EXPECT_EQ(
+      limiter.check(Ask({{"key", "k"}, {"method", "POST"}}, 3).request, kNow).decider()->remaining,
+      85u);
+  EXPECT_EQ(
+      limiter.check(Ask({{"key", "k"}, {"method", "GET"}}, 3).request, kNow).decider()->remaining,
+      82u);
+}
+
+TEST(Limiter, KeysDoNotRunTogether) {
+  Rule two = rule("a", 1);
+  two.key = {"x", "y"};
+  Limiter limiter(set({two}), {});
+  EXPECT_TRUE(limiter.check(Ask({{"x", "a"}, {"y", "b_c"}}, 1).request, kNow).allowed);
+  EXPECT_TRUE(limiter.check(Ask({{"x", "a_b"}, {"y", "c"}}, 1).request, kNow).allowed);
+  EXPECT_TRUE(limiter.check(Ask({{"x", "ab"}, {"y", "_c"}}, 1).request, kNow).allowed);
+}
+
+TEST(Limiter, TimeNeverRunsBackwards) {
+  Limiter limiter(set({rule("a", 1)}), {});
+  Ask ask({{"key", "k"}}, 1);
+  EXPECT_TRUE(limiter.check(ask.request, kNow).allowed);
+  EXPECT_FALSE(limiter.check(ask.request, kNow - kHour).allowed);
+}
+
+TEST(Limiter, AFullTableAnswersByPolicy) {
+  Rule closed = rule("closed", 10);
+  closed.on_failure = OnFailure::closed;
+  closed.match = {{"mode", MatchExact{"closed"}}};
+  Rule open = rule("open", 10);
+  open.match = {{"mode", MatchExact{"open"}}};
+  LimiterOptions options;
+  options.max_series = 1;
+  Limiter limiter(set({closed, open}), options);
+  EXPECT_TRUE(limiter.check(Ask({{"key", "a"}, {"mode", "open"}}, 1).request, kNow).allowed);
+  Decision opened = limiter.check(Ask({{"key", "b"}, {"mode", "open"}}, 1).request, kNow);
+  EXPECT_TRUE(opened.allowed);
+  EXPECT_TRUE(opened.decider()->degraded);
+  EXPECT_FALSE(limiter.check(Ask({{"key", "b"}, {"mode", "closed"}}, 1).request, kNow).allowed);
+  EXPECT_EQ(limiter.sweep(kNow + kHour), 1u);
+  EXPECT_TRUE(
+      limiter.check(Ask({{"key", "b"}, {"mode", "closed"}}, 1).request, kNow + kHour).allowed);
+}
+
+TEST(Limiter, DrainsWholeTotalsOnceAndAbsorbsOthers) {
+  LimiterOptions options;
+  options.replicated = true;
+  options.incarnation = {1, 1};
+  Limiter limiter(set({rule("a", 10)}), options);
+  Ask ask({{"key", "k"}}, 3);
+  limiter.check(ask.request, kNow);
+  limiter.check(ask.request, kNow);
+  std::vector<crdt::OwnCount> out;
+  EXPECT_FALSE(limiter.drain(out, 100));
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(out[0].value, 6u);
+  EXPECT_TRUE(out[0].urgent);
+  crdt::Cell cell{out[0].cell, {}, {}};
+  cell.raise({{1, 1}, 0}, 6);
+  cell.raise({{2, 2}, 0}, 2);
+  EXPECT_TRUE(limiter.absorb(cell));
+  out.clear();
+  limiter.drain(out, 100);
+  EXPECT_TRUE(out.empty());
+  EXPECT_EQ(limiter.used(0, ask.request, kNow), 8u);
+  EXPECT_FALSE(limiter.check(ask.request, kNow).allowed);
+}
+
+TEST(Limiter, ABucketBegunAnewForgetsWhatHadDrained) {
+  LimiterOptions options;
+  options.replicated = true;
+  options.incarnation = {1, 1};
+  Limiter limiter(set({rule("a", 10, Algorithm::token_bucket)}), options);
+  Ask ask({{"key", "k"}}, 6);
+  limiter.check(ask.request, kNow);
+  std::vector<crdt::OwnCount> out;
+  limiter.drain(out, 100);
+  Nanos later = kNow + kHour;
+  crdt::Cell news{out[0].cell, {{{{2, 2}, static_cast<std::uint64_t>(later)}, 3}}, {}};
+  news.bucket = {{3, later, static_cast<crdt::DebtTicks>(3 * kMinute)}, later, later + kHour};
+  limiter.begin_anew(news);
+  EXPECT_EQ(limiter.used(0, ask.request, later), 3u);
+  // Three more at the peer are not hidden behind the six that drained.
+  news.raise({{2, 2}, static_cast<std::uint64_t>(later)}, 6);
+  limiter.absorb(news);
+  EXPECT_EQ(limiter.used(0, ask.request, later), 6u);
+  limiter.check(Ask({{"key", "k"}}, 1).request, later);
+  out.clear();
+  limiter.drain(out, 100);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(out[0].value, 1u);
+  EXPECT_EQ(out[0].birth, static_cast<std::uint64_t>(later));
+}
+
+TEST(Limiter, ABucketBegunAnewKeepsWhatWasNotHandedOver) {
+  LimiterOptions options;
+  options.replicated = true;
+  options.incarnation = {1, 1};
+  Limiter limiter(set({rule("a", 10, Algorithm::token_bucket)}), options);
+  limiter.check(Ask({{"key", "k"}}, 6).request, kNow);
+  std::vector<crdt::OwnCount> out;
+  limiter.drain(out, 100);
+  Nanos later = kNow + kHour;
+  limiter.check(Ask({{"key", "k"}}, 2).request, later);
+  crdt::Cell news{out[0].cell, {{{{2, 2}, static_cast<std::uint64_t>(later)}, 3}}, {}};
+  news.bucket = {{3, later, static_cast<crdt::DebtTicks>(3 * kMinute)}, later, later + kHour};
+  limiter.begin_anew(news);
+  EXPECT_EQ(limiter.used(0, Ask({{"key", "k"}}, 1).request, later), 5u);
+  out.clear();
+  limiter.drain(out, 100);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(out[0].value, 8u);
+}
+
+TEST(Limiter, RebaseLeavesTheDurablePartBehind) {
+  for (Algorithm algorithm : {Algorithm::fixed_window, Algorithm::token_bucket}) {
+    LimiterOptions options;
+    options.replicated = true;
+    options.incarnation = {1, 1};
+    Limiter limiter(set({rule("a", 10, algorithm)}), options);
+    Ask ask({{"key", "k"}}, 6);
+    limiter.check(ask.request, kNow);
+    std::vector<crdt::OwnCount> out;
+    limiter.drain(out, 100);
+    limiter.rebase({2, 2}, [](const crdt::CellId&, const crdt::SlotId& slot) {
+      EXPECT_EQ(slot.writer, (crdt::Incarnation{1, 1}));
+      return std::uint64_t{4};
+    });
+    EXPECT_EQ(limiter.used(0, ask.request, kNow), 6u);
+    out.clear();
+    limiter.drain(out, 100);
+    ASSERT_EQ(out.size(), 1u);
+    EXPECT_EQ(out[0].value, 2u);
+  }
+}
+
+TEST(Limiter, AKnownKeyAllocatesNothing) {
+  Rule bucket = rule("bucket", 1'000'000, Algorithm::token_bucket);
+  bucket.burst = 1'000'000;
+  Rule sliding = rule("sliding", 1'000'000, Algorithm::sliding_window);
+  Limiter limiter(set({rule("fixed", 1'000'000), bucket, sliding, rule("small", 3)}), {});
+  Ask ask({{"key", "a key that is longer than any small string"}}, 1);
+  Decision decision;
+  for (int i = 0; i < 10; ++i) limiter.check(ask.request, kNow, decision);
+  std::uint64_t before = allocations.load();
+  for (int i = 0; i < 1000; ++i) limiter.check(ask.request, kNow, decision);
+  EXPECT_EQ(allocations.load() - before, 0u);
+}
+
+TEST(Limiter, TwoThreadsOnOneKeyAdmitExactlyTheLimit) {
+  for (Algorithm algorithm :
+       {Algorithm::fixed_window, Algorithm::sliding_window, Algorithm::token_bucket}) {
+    Rule shared = rule("shared", 20'000, algorithm);
+    Rule narrow = rule("narrow", 15'000, algorithm);
+    narrow.match = {{"side", MatchExact{"a"}}};
+    Limiter limiter(set({shared, narrow}), {});
+    std::atomic<std::uint64_t> admitted{0};
+    auto run = [&](std::string_view side) {
+      Ask ask({{"key", "hot"}, {"side", side}}, 1);
+      Decision decision;
+      std::uint64_t mine = 0;
+      for (int i = 0; i < 40'000; ++i) {
+        limiter.check(ask.request, kNow, decision);
+        mine += decision.allowed;
+      }
+      admitted += mine;
+    };
+    std::thread other([&] { run("a"); });
+    run("b");
+    other.join();
+    EXPECT_EQ(admitted.load(), 20'000u);
+    Ask peek({{"key", "hot"}, {"side", "a"}}, 0);
+    EXPECT_EQ(limiter.used(0, peek.request, kNow), 20'000u);
+    EXPECT_LE(limiter.used(1, peek.request, kNow), 15'000u);
+  }
+}
+
+}  // namespace
+}  // namespace weir

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace weir {
+
+/// One key/value pair that a request carries: api_key=…, ip=…, path=….
+struct Entry {
+  std::string_view key;
+  std::string_view value;
+};
+
+/// "May this request pass?" Views only: everything must outlive the call.
+struct Request {
+  std::string_view domain;
+  /// The descriptor. If a key occurs twice, the first one counts.
+  std::span<const Entry> descriptor;
+  /// How many units the request asks for, multiplied by each rule's cost. 0 peeks: it reports the
+  /// state of each rule and consumes nothing.
+  std::uint64_t hits = 1;
+
+  /// The value of `key`, or nullptr.
+  const std::string_view* find(std::string_view key) const {
+    for (const Entry& entry : descriptor) {
+      if (entry.key == key) return &entry.value;
+    }
+    return nullptr;
+  }
+};
+
+}  // namespace weir

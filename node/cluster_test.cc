@@ -1,0 +1,287 @@
+// Real node processes, real sockets, real LMDB, real kill -9.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <nlohmann/json.hpp>
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <random>
+#include <thread>
+
+#include <cluster/cluster.h>
+#include <load/load.h>
+
+namespace weir::examples {
+namespace {
+
+constexpr const char* kRules = R"(domain: api
+rules:
+  - name: counted
+    match: {mode: counted}
+    key: [key]
+    limit: 1000000000000
+    window: 365d
+    algorithm: fixed_window
+    durability: commit
+  - name: quick
+    match: {mode: quick}
+    key: [key]
+    limit: 1000000000000
+    window: 365d
+    algorithm: fixed_window
+  - name: bucket
+    match: {mode: bucket}
+    key: [key]
+    limit: 10
+    window: 1h
+    algorithm: token_bucket
+    burst: 10
+)";
+
+class ClusterTest : public ::testing::Test {
+ protected:
+  ClusterTest()
+      : directory_(std::filesystem::temp_directory_path() /
+                   fmt::format("weir-cluster-{}-{}", ::getpid(),
+                               ::testing::UnitTest::GetInstance()->random_seed())) {}
+  ~ClusterTest() override {
+    if (!HasFailure()) std::filesystem::remove_all(directory_);
+  }
+
+  ClusterOptions options(std::vector<std::string> regions) const {
+    ClusterOptions made;
+    made.node_program = WEIR_NODE_PROGRAM;
+    made.directory = directory_.string();
+    made.regions = std::move(regions);
+    made.rules = kRules;
+    return made;
+  }
+
+  static rpc::ClientOptions client_options(const std::string& address) {
+    rpc::ClientOptions made;
+    made.address = address;
+    made.deadline = 2 * kSecond;
+    made.breaker_misses = 0;
+    made.backoff_max = 100 * kMillisecond;
+    return made;
+  }
+
+  static rpc::CheckItem item(const std::string& mode, const std::string& key, std::uint64_t hits) {
+    return {"api", {{"mode", mode}, {"key", key}}, hits};
+  }
+
+  static std::uint64_t used(const Cluster& cluster, std::size_t node, const std::string& mode,
+                            const std::string& key) {
+    rpc::Client client(client_options(cluster.client_address(node)));
+    rpc::CheckReply reply = client.check(item(mode, key, 0));
+    EXPECT_EQ(reply.error, "");
+    const rpc::CheckStatus* status = reply.decider();
+    return status == nullptr ? 0 : status->limit - status->remaining;
+  }
+
+  static bool converges(const Cluster& cluster, Nanos patience = 60 * kSecond) {
+    for (Nanos waited = 0; waited < patience; waited += 100 * kMillisecond) {
+      if (cluster.converged()) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    return false;
+  }
+
+  std::filesystem::path directory_;
+};
+
+std::string http_get(const std::string& address, const std::string& path) {
+  auto colon = address.find(':');
+  int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(static_cast<std::uint16_t>(std::stoi(address.substr(colon + 1))));
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::string answer;
+  if (::connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) == 0) {
+    std::string request = "GET " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    if (::send(fd, request.data(), request.size(), MSG_NOSIGNAL) > 0) {
+      char buffer[4096];
+      for (ssize_t got; (got = ::recv(fd, buffer, sizeof buffer, 0)) > 0;) {
+        answer.append(buffer, static_cast<std::size_t>(got));
+      }
+    }
+  }
+  ::close(fd);
+  return answer;
+}
+
+/// Sends increments to one node until told to stop, and keeps books.
+struct Sender {
+  const Cluster& cluster;
+  std::size_t node;
+  std::atomic<std::uint64_t>& acknowledged;
+  std::uint64_t wanted;
+  std::map<std::string, std::uint64_t> acked{};
+  std::map<std::string, std::uint64_t> attempted{};
+
+  void run(const rpc::ClientOptions& options) {
+    rpc::Client client(options);
+    std::mt19937_64 random(node + 1);
+    while (acknowledged < wanted) {
+      std::vector<rpc::CheckItem> items;
+      for (int i = 0; i < 25; ++i) {
+        std::string key = "k" + std::to_string(random() % 200);
+        items.push_back({"api", {{"mode", "counted"}, {"key", key}}, 1});
+        ++attempted[key];
+      }
+      std::vector<rpc::CheckReply> replies = client.check(items);
+      bool failed = false;
+      for (std::size_t i = 0; i < items.size(); ++i) {
+        if (replies[i].error.empty() && replies[i].allowed) {
+          ++acked[items[i].entries[1].second];
+          ++acknowledged;
+        }
+        failed |= !replies[i].error.empty();
+      }
+      if (failed) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  }
+};
+
+TEST_F(ClusterTest, EveryAcknowledgedIncrementOutlivesKillNine) {
+  constexpr std::uint64_t kWanted = 50'000;
+  Cluster cluster(options({"eu", "us", "ap"}));
+  cluster.start_all();
+  std::atomic<std::uint64_t> acknowledged{0};
+  std::vector<Sender> senders;
+  for (std::size_t i = 0; i < cluster.size(); ++i) {
+    senders.push_back({cluster, i, acknowledged, kWanted});
+  }
+  std::vector<std::thread> threads;
+  for (Sender& sender : senders) {
+    threads.emplace_back([&sender, this] {
+      sender.run(client_options(sender.cluster.client_address(sender.node)));
+    });
+  }
+  // Kills spread over the run by progress, not by time: a fast machine must not finish before.
+  std::mt19937_64 random(7);
+  int kills = 0;
+  for (std::uint64_t mark = kWanted / 12; mark < kWanted; mark += kWanted / 12) {
+    while (acknowledged < mark) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 40));
+    std::size_t victim = random() % cluster.size();
+    cluster.kill(victim, SIGKILL);
+    ++kills;
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 200));
+    cluster.start(victim);
+  }
+  for (std::thread& thread : threads) thread.join();
+  ASSERT_TRUE(converges(cluster)) << cluster.status(0) << cluster.status(1) << cluster.status(2);
+
+  std::map<std::string, std::uint64_t> acked;
+  std::map<std::string, std::uint64_t> attempted;
+  for (const Sender& sender : senders) {
+    for (const auto& [key, count] : sender.acked) acked[key] += count;
+    for (const auto& [key, count] : sender.attempted) attempted[key] += count;
+  }
+  std::uint64_t unanswered = 0;
+  for (const auto& [key, count] : attempted) {
+    unanswered += count - acked[key];
+    std::uint64_t first = used(cluster, 0, "counted", key);
+    EXPECT_GE(first, acked[key]) << key;
+    EXPECT_LE(first, count) << key;
+    for (std::size_t i = 1; i < cluster.size(); ++i) {
+      EXPECT_EQ(used(cluster, i, "counted", key), first) << key << " at node " << i;
+    }
+  }
+  fmt::print("{} acknowledged, {} unanswered, {} kills\n", acknowledged.load(), unanswered, kills);
+  for (std::size_t i = 0; i < cluster.size(); ++i) EXPECT_EQ(cluster.stop(i), 0);
+}
+
+TEST_F(ClusterTest, ACleanStopCommitsWhatWasNotYet) {
+  Cluster cluster(options({"eu"}));
+  cluster.start(0);
+  rpc::Client client(client_options(cluster.client_address(0)));
+  for (int i = 0; i < 200; ++i) ASSERT_EQ(client.check(item("quick", "k", 3)).error, "");
+  auto began = std::chrono::steady_clock::now();
+  EXPECT_EQ(cluster.stop(0), 0);
+  std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+  fmt::print("stopped after {:.3f} s\n", took.count());
+  cluster.start(0);
+  EXPECT_EQ(used(cluster, 0, "quick", "k"), 600u);
+}
+
+TEST_F(ClusterTest, ABucketSurvivesARestartAndIsSharedByRegions) {
+  Cluster cluster(options({"eu", "us"}));
+  cluster.start_all();
+  {
+    rpc::Client client(client_options(cluster.client_address(0)));
+    EXPECT_TRUE(client.check(item("bucket", "k", 8)).allowed);
+  }
+  ASSERT_TRUE(converges(cluster));
+  std::this_thread::sleep_for(std::chrono::milliseconds(700));
+  rpc::Client other(client_options(cluster.client_address(1)));
+  rpc::CheckReply denied = other.check(item("bucket", "k", 5));
+  EXPECT_FALSE(denied.allowed);
+  ASSERT_NE(denied.decider(), nullptr);
+  EXPECT_GT(denied.decider()->retry_after, 17 * kMinute);
+  cluster.kill(0, SIGKILL);
+  cluster.start(0);
+  rpc::Client again(client_options(cluster.client_address(0)));
+  EXPECT_FALSE(again.check(item("bucket", "k", 5)).allowed);
+  EXPECT_TRUE(again.check(item("bucket", "k", 1)).allowed);
+}
+
+TEST_F(ClusterTest, ARegionThatWasCutOffCatchesUp) {
+  Cluster cluster(options({"eu", "us", "ap"}));
+  cluster.start_all();
+  ASSERT_TRUE(converges(cluster));
+  cluster.cut(2);
+  std::vector<std::unique_ptr<rpc::Client>> clients;
+  for (std::size_t i = 0; i < 3; ++i) {
+    clients.push_back(std::make_unique<rpc::Client>(client_options(cluster.client_address(i))));
+    for (int k = 0; k < 100; ++k) {
+      ASSERT_EQ(clients[i]->check(item("quick", "k" + std::to_string(k), 1)).error, "");
+    }
+  }
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  EXPECT_EQ(used(cluster, 2, "quick", "k7"), 1u);
+  EXPECT_EQ(used(cluster, 0, "quick", "k7"), 2u);
+  cluster.heal(2);
+  ASSERT_TRUE(converges(cluster));
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(used(cluster, i, "quick", "k7"), 3u);
+}
+
+TEST_F(ClusterTest, OperatorsSeeANode) {
+  Cluster cluster(options({"eu"}));
+  cluster.start(0);
+  EXPECT_NE(http_get(cluster.http_address(0), "/healthz").find("200"), std::string::npos);
+  EXPECT_NE(http_get(cluster.http_address(0), "/readyz").find("200"), std::string::npos);
+  std::string metrics = http_get(cluster.http_address(0), "/metrics");
+  EXPECT_NE(metrics.find("weir_"), std::string::npos);
+  EXPECT_NE(metrics.find("rule=\"counted\""), std::string::npos);
+  auto status = nlohmann::json::parse(cluster.status(0), nullptr, false);
+  ASSERT_TRUE(status.is_object());
+  EXPECT_EQ(status["region"], "eu");
+  EXPECT_EQ(status["storage"]["ok"], true);
+}
+
+TEST_F(ClusterTest, AStoreHasOneOwner) {
+  Cluster cluster(options({"eu"}));
+  cluster.start(0);
+  std::string config = (directory_ / "eu" / "node.yaml").string();
+  std::string command = std::string(WEIR_NODE_PROGRAM) + " --config " + config + " 2>&1";
+  FILE* pipe = ::popen(command.c_str(), "r");
+  ASSERT_NE(pipe, nullptr);
+  std::string text;
+  char buffer[1024];
+  while (std::fgets(buffer, sizeof buffer, pipe) != nullptr) text += buffer;
+  EXPECT_NE(::pclose(pipe), 0);
+  EXPECT_NE(text.find("start_failed"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace weir::examples

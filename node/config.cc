@@ -1,0 +1,574 @@
+#include <weir/node/config.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <yaml-cpp/yaml.h>
+
+#include <weir/limits/rules_yaml.h>
+#include <weir/node/address.h>
+#include <weir/node/utf8.h>
+
+namespace weir::node {
+namespace {
+
+constexpr std::size_t kMaxFile = 1u << 20;
+constexpr std::size_t kMaxName = 64;
+constexpr std::size_t kMaxPath = 4096;
+
+struct Unit {
+  std::string_view name;
+  std::uint64_t bytes;
+};
+constexpr Unit kUnits[] = {
+    {"TiB", 1ull << 40}, {"GiB", 1ull << 30}, {"MiB", 1ull << 20}, {"KiB", 1ull << 10}, {"B", 1}};
+
+bool parse_uint(std::string_view text, std::uint64_t& out) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+// What stands there, for a message: short, printable, on one line.
+std::string shown(const YAML::Node& node) {
+  if (!node.IsDefined() || node.IsNull()) return "nothing";
+  if (node.IsMap()) return "a mapping";
+  if (node.IsSequence()) return "a list";
+  std::string text = to_valid_utf8(utf8_prefix(node.Scalar(), 80));
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < ' ' || c == '\x7F') c = ' ';
+  }
+  return fmt::format("'{}'{}", text, node.Scalar().size() > 80 ? "…" : "");
+}
+
+class Reader {
+ public:
+  Reader(std::string file, std::vector<ConfigError>& errors)
+      : file_(std::move(file)), errors_(errors) {}
+
+  struct Field {
+    const char* name;
+    std::function<void(const YAML::Node&, const std::string& path)> read;
+    bool required = false;
+  };
+
+  void error(const YAML::Mark& mark, const std::string& field, std::string expected) {
+    errors_.push_back({file_, mark.is_null() ? 1 : mark.line + 1,
+                       mark.is_null() ? 1 : mark.column + 1, field, std::move(expected)});
+  }
+  void error(const YAML::Node& node, const std::string& field, const std::string& expected) {
+    error(node.Mark(), field, fmt::format("expected {}, got {}", expected, shown(node)));
+  }
+
+  // Reads a mapping: known fields in document order, every other one is an error.
+  void mapping(const YAML::Node& node, const std::string& path, const std::vector<Field>& known) {
+    std::vector<std::string_view> names;
+    for (const Field& field : known) names.push_back(field.name);
+    if (!node.IsMap()) {
+      error(node, path, fmt::format("a mapping with the fields {}", fmt::join(names, ", ")));
+      return;
+    }
+    std::set<std::string> seen;
+    for (const auto& entry : node) {
+      if (!entry.first.IsScalar()) {
+        error(entry.first, path, "a field name");
+        continue;
+      }
+      const std::string& name = entry.first.Scalar();
+      const std::string at = join(path, to_valid_utf8(utf8_prefix(name, 80)));
+      const auto field =
+          std::find_if(known.begin(), known.end(), [&](const Field& f) { return name == f.name; });
+      if (field == known.end()) {
+        error(entry.first.Mark(), at,
+              fmt::format("unknown field; expected one of {}", fmt::join(names, ", ")));
+      } else if (!seen.insert(name).second) {
+        error(entry.first.Mark(), at, "repeated field; expected it once");
+      } else if (entry.second.IsNull()) {
+        // The parser puts what is not there at the next token, which may be lines away.
+        error(entry.first.Mark(), at, "expected a value, got nothing");
+      } else {
+        field->read(entry.second, at);
+      }
+    }
+    for (const Field& field : known) {
+      if (field.required && !seen.contains(field.name)) {
+        error(node.Mark(), join(path, field.name), "required field is missing");
+      }
+    }
+  }
+
+  bool text(const YAML::Node& node, const std::string& path, const std::string& what,
+            std::size_t max, std::string& out) {
+    if (!node.IsScalar() || node.Scalar().empty() || node.Scalar().size() > max ||
+        node.Scalar().find('\0') != std::string::npos) {
+      error(node, path, fmt::format("{} of 1 to {} bytes", what, max));
+      return false;
+    }
+    out = node.Scalar();
+    return true;
+  }
+
+  void name(const YAML::Node& node, const std::string& path, std::string& out) {
+    const auto allowed = [](char c) {
+      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+             c == '-' || c == '_' || c == '.';
+    };
+    if (!node.IsScalar() || node.Scalar().empty() || node.Scalar().size() > kMaxName ||
+        !std::all_of(node.Scalar().begin(), node.Scalar().end(), allowed)) {
+      error(node, path,
+            fmt::format("a name of 1 to {} letters, digits, '-', '_' or '.'", kMaxName));
+      return;
+    }
+    out = node.Scalar();
+  }
+
+  void address(const YAML::Node& node, const std::string& path, bool any_port, std::string& out) {
+    std::optional<Address> parsed;
+    if (node.IsScalar()) parsed = parse_address(node.Scalar());
+    if (!parsed || (!any_port && parsed->port() == 0)) {
+      error(node, path, "a literal address and a port, such as 127.0.0.1:7400 or [::1]:7400");
+      return;
+    }
+    out = parsed->to_string();
+  }
+
+  void duration(const YAML::Node& node, const std::string& path, Nanos low, Nanos high,
+                Nanos& out) {
+    Nanos value = 0;
+    if (!node.IsScalar() || !parse_duration(node.Scalar(), value) || value < low || value > high) {
+      error(node, path,
+            fmt::format("a duration from {} to {}", format_duration(low), format_duration(high)));
+      return;
+    }
+    out = value;
+  }
+
+  template <typename T>
+  void integer(const YAML::Node& node, const std::string& path, std::uint64_t low,
+               std::uint64_t high, T& out) {
+    std::uint64_t value = 0;
+    if (!node.IsScalar() || !parse_uint(node.Scalar(), value) || value < low || value > high) {
+      error(node, path, fmt::format("an integer from {} to {}", low, high));
+      return;
+    }
+    out = static_cast<T>(value);
+  }
+
+  template <typename T>
+  void size(const YAML::Node& node, const std::string& path, std::uint64_t low, std::uint64_t high,
+            std::uint64_t multiple, T& out) {
+    std::uint64_t value = 0;
+    if (!node.IsScalar() || !parse_size(node.Scalar(), value) || value < low || value > high ||
+        value % multiple != 0) {
+      std::string expected =
+          fmt::format("a size from {} to {}", format_size(low), format_size(high));
+      if (multiple > 1) expected += fmt::format(", a multiple of {}", format_size(multiple));
+      error(node, path, expected);
+      return;
+    }
+    out = static_cast<T>(value);
+  }
+
+  template <typename T>
+  void choice(const YAML::Node& node, const std::string& path,
+              const std::vector<std::pair<std::string_view, T>>& choices, T& out) {
+    std::vector<std::string_view> names;
+    for (const auto& [choice_name, value] : choices) {
+      if (node.IsScalar() && node.Scalar() == choice_name) {
+        out = value;
+        return;
+      }
+      names.push_back(choice_name);
+    }
+    error(node, path, fmt::format("one of {}", fmt::join(names, ", ")));
+  }
+
+ private:
+  static std::string join(const std::string& path, const std::string& name) {
+    return path.empty() ? name : path + "." + name;
+  }
+
+  const std::string file_;
+  std::vector<ConfigError>& errors_;
+};
+
+// A whole small file. False with the reason.
+bool read_file(const std::string& path, std::size_t max, std::string& out, std::string& error) {
+  std::error_code code;
+  if (std::filesystem::is_directory(path, code)) {
+    error = "it is a directory";
+    return false;
+  }
+  errno = 0;
+  std::ifstream in(path, std::ios::binary);
+  if (!in) {
+    error = errno != 0 ? std::strerror(errno) : "cannot be opened";
+    return false;
+  }
+  out.resize(max + 1);
+  in.read(out.data(), static_cast<std::streamsize>(out.size()));
+  if (in.bad()) {
+    error = "cannot be read";
+    return false;
+  }
+  out.resize(static_cast<std::size_t>(in.gcount()));
+  if (out.size() > max) {
+    error = fmt::format("larger than {}", format_size(max));
+    return false;
+  }
+  return true;
+}
+
+class Parser {
+ public:
+  Parser(const std::string& file, std::vector<ConfigError>& errors)
+      : folder_(std::filesystem::path(file).parent_path()), read_(file, errors) {}
+
+  NodeConfig parse(const YAML::Node& root) {
+    using Node = YAML::Node;
+    using Path = const std::string&;
+    read_.mapping(
+        root, "",
+        {{"cluster", [&](const Node& n, Path p) { cluster(n, p); }, true},
+         {"region", [&](const Node& n, Path p) { read_.name(n, p, config_.self.region); }, true},
+         {"node", [&](const Node& n, Path p) { read_.name(n, p, config_.self.node); }, true},
+         {"listen", [&](const Node& n, Path p) { listen(n, p); }},
+         {"peers", [&](const Node& n, Path p) { peers(n, p); }},
+         {"rules", [&](const Node& n, Path p) { path(n, p, config_.rules); }, true},
+         {"storage", [&](const Node& n, Path p) { storage(n, p); }, true},
+         {"sync_interval",
+          [&](const Node& n, Path p) {
+            read_.duration(n, p, 10 * kMillisecond, kMinute, config_.sync_interval);
+          }},
+         {"anti_entropy_interval",
+          [&](const Node& n, Path p) {
+            read_.duration(n, p, 100 * kMillisecond, kHour, config_.anti_entropy_interval);
+          }},
+         {"commit_interval",
+          [&](const Node& n, Path p) {
+            read_.duration(n, p, kMillisecond, kSecond, config_.commit_interval);
+          }},
+         {"max_skew",
+          [&](const Node& n, Path p) {
+            read_.duration(n, p, kMillisecond, kMinute, config_.max_skew);
+          }},
+         {"max_series", [&](const Node& n,
+                            Path p) { read_.integer(n, p, 1, 1'000'000'000, config_.max_series); }},
+         {"log", [&](const Node& n, Path p) { log(n, p); }},
+         {"http", [&](const Node& n, Path p) { http(n, p); }}});
+    check_members(root);
+    return std::move(config_);
+  }
+
+ private:
+  struct PeerMarks {
+    YAML::Node node;
+    std::string path;
+  };
+
+  void path(const YAML::Node& node, const std::string& at, std::string& out) {
+    std::string text;
+    if (read_.text(node, at, "a path", kMaxPath, text)) out = (folder_ / text).string();
+  }
+
+  void cluster(const YAML::Node& node, const std::string& at) {
+    YAML::Mark secret_mark;
+    int secrets = 0;
+    read_.mapping(
+        node, at,
+        {{"name",
+          [&](const YAML::Node& n, const std::string& p) { read_.name(n, p, config_.cluster); },
+          true},
+         {"secret",
+          [&](const YAML::Node& n, const std::string& p) {
+            ++secrets;
+            secret_mark = n.Mark();
+            secret_named_ = true;
+            secret(n, p);
+          }},
+         {"secret_file", [&](const YAML::Node& n, const std::string& p) {
+            ++secrets;
+            secret_mark = n.Mark();
+            secret_named_ = true;
+            secret_file(n, p);
+          }}});
+    if (secrets > 1) {
+      read_.error(secret_mark, at, "expected either secret or secret_file, got both");
+    }
+  }
+
+  // Its text never gets into a message.
+  void secret(const YAML::Node& node, const std::string& at) {
+    if (!node.IsScalar()) {
+      read_.error(node.Mark(), at,
+                  fmt::format("expected text of {} to {} bytes", kMinSecret, kMaxSecret));
+      return;
+    }
+    take_secret(node, at, node.Scalar());
+  }
+
+  void secret_file(const YAML::Node& node, const std::string& at) {
+    std::string file;
+    path(node, at, file);
+    if (file.empty()) return;
+    std::string bytes;
+    std::string reason;
+    // Room for the line end that editors leave.
+    if (!read_file(file, kMaxSecret + 2, bytes, reason)) {
+      read_.error(node.Mark(), at,
+                  fmt::format("expected a readable file, but {}: {}", file, reason));
+      return;
+    }
+    while (!bytes.empty() && (bytes.back() == '\n' || bytes.back() == '\r')) bytes.pop_back();
+    take_secret(node, at, bytes);
+  }
+
+  void take_secret(const YAML::Node& node, const std::string& at, const std::string& bytes) {
+    if (bytes.size() < kMinSecret || bytes.size() > kMaxSecret) {
+      read_.error(node.Mark(), at,
+                  fmt::format("expected a secret of {} to {} bytes, got {} bytes", kMinSecret,
+                              kMaxSecret, bytes.size()));
+      return;
+    }
+    config_.secret = bytes;
+  }
+
+  void listen(const YAML::Node& node, const std::string& at) {
+    std::map<std::string, std::string> taken;
+    const auto one = [&](std::string& out) {
+      return [&](const YAML::Node& n, const std::string& p) {
+        std::string address;
+        read_.address(n, p, true, address);
+        if (!address.empty()) out = address;
+      };
+    };
+    read_.mapping(node, at,
+                  {{"peers", one(config_.listen_peers)},
+                   {"clients", one(config_.listen_clients)},
+                   {"http", one(config_.listen_http)}});
+    const std::pair<const char*, std::string*> all[] = {{"peers", &config_.listen_peers},
+                                                        {"clients", &config_.listen_clients},
+                                                        {"http", &config_.listen_http}};
+    for (const auto& [name, address] : all) {
+      const std::optional<Address> parsed = parse_address(*address);
+      if (!parsed || parsed->port() == 0) continue;
+      const auto [other, fresh] = taken.emplace(*address, name);
+      if (!fresh) {
+        read_.error(node.Mark(), at + "." + name,
+                    fmt::format("expected an address of its own, but {} listens on {} as well",
+                                other->second, *address));
+      }
+    }
+  }
+
+  void peers(const YAML::Node& node, const std::string& at) {
+    if (!node.IsSequence()) {
+      read_.error(node, at, "a list of peers");
+      return;
+    }
+    if (node.size() > kMaxPeers) {
+      read_.error(node.Mark(), at,
+                  fmt::format("expected at most {} peers, got {}", kMaxPeers, node.size()));
+      return;
+    }
+    for (std::size_t i = 0; i < node.size(); ++i) {
+      const std::string path = fmt::format("{}[{}]", at, i);
+      PeerConfig peer;
+      read_.mapping(
+          node[i], path,
+          {{"region",
+            [&](const YAML::Node& n, const std::string& p) {
+              read_.name(n, p, peer.member.region);
+            },
+            true},
+           {"node",
+            [&](const YAML::Node& n, const std::string& p) { read_.name(n, p, peer.member.node); },
+            true},
+           {"address",
+            [&](const YAML::Node& n, const std::string& p) {
+              read_.address(n, p, false, peer.address);
+            },
+            true}});
+      config_.peers.push_back(std::move(peer));
+      peer_marks_.push_back({node[i], path});
+    }
+  }
+
+  void storage(const YAML::Node& node, const std::string& at) {
+    if (node.IsScalar() && node.Scalar() == "none") return;
+    if (!node.IsMap()) {
+      read_.error(node, at, "none, or a mapping with the fields path, map_size");
+      return;
+    }
+    StorageConfig storage;
+    read_.mapping(
+        node, at,
+        {{"path", [&](const YAML::Node& n, const std::string& p) { path(n, p, storage.path); },
+          true},
+         {"map_size", [&](const YAML::Node& n, const std::string& p) {
+            read_.size(n, p, 1ull << 20, 16ull << 40, 4096, storage.map_size);
+          }}});
+    config_.storage = std::move(storage);
+  }
+
+  void log(const YAML::Node& node, const std::string& at) {
+    read_.mapping(node, at,
+                  {{"level",
+                    [&](const YAML::Node& n, const std::string& p) {
+                      read_.choice<LogLevel>(n, p,
+                                             {{"debug", LogLevel::debug},
+                                              {"info", LogLevel::info},
+                                              {"warn", LogLevel::warn},
+                                              {"error", LogLevel::error}},
+                                             config_.log_level);
+                    }},
+                   {"format", [&](const YAML::Node& n, const std::string& p) {
+                      read_.choice<LogFormat>(
+                          n, p, {{"json", LogFormat::json}, {"text", LogFormat::text}},
+                          config_.log_format);
+                    }}});
+  }
+
+  void http(const YAML::Node& node, const std::string& at) {
+    read_.mapping(node, at,
+                  {{"reset",
+                    [&](const YAML::Node& n, const std::string& p) {
+                      read_.choice<ResetFormat>(
+                          n, p, {{"seconds", ResetFormat::seconds}, {"epoch", ResetFormat::epoch}},
+                          config_.http.reset);
+                    }},
+                   {"max_connections",
+                    [&](const YAML::Node& n, const std::string& p) {
+                      read_.integer(n, p, 1, 65536, config_.http.max_connections);
+                    }},
+                   {"max_body", [&](const YAML::Node& n, const std::string& p) {
+                      read_.size(n, p, 1024, 1u << 20, 1, config_.http.max_body);
+                    }}});
+  }
+
+  void check_members(const YAML::Node& root) {
+    if (peer_marks_.empty()) return;
+    if (!secret_named_) {
+      read_.error(root.Mark(), "cluster.secret",
+                  "required field is missing: expected secret or secret_file, since there are "
+                  "peers");
+    }
+    for (std::size_t i = 0; i < config_.peers.size(); ++i) {
+      const PeerConfig& peer = config_.peers[i];
+      const PeerMarks& mark = peer_marks_[i];
+      const bool named = !peer.member.region.empty() && !peer.member.node.empty();
+      const std::string shown_name = peer.member.region + "/" + peer.member.node;
+      if (named && peer.member == config_.self) {
+        read_.error(
+            mark.node.Mark(), mark.path,
+            fmt::format("expected the other members only, but {} is this node", shown_name));
+      }
+      for (std::size_t j = 0; j < i; ++j) {
+        if (named && peer.member == config_.peers[j].member) {
+          read_.error(mark.node.Mark(), mark.path,
+                      fmt::format("expected a member of its own, but {} is {} as well",
+                                  peer_marks_[j].path, shown_name));
+          break;
+        }
+      }
+      for (std::size_t j = 0; j < i; ++j) {
+        if (!peer.address.empty() && peer.address == config_.peers[j].address) {
+          read_.error(mark.node.Mark(), mark.path + ".address",
+                      fmt::format("expected an address of its own, but {} has {} as well",
+                                  peer_marks_[j].path, peer.address));
+          break;
+        }
+      }
+    }
+  }
+
+  const std::filesystem::path folder_;
+  Reader read_;
+  NodeConfig config_;
+  bool secret_named_ = false;
+  std::vector<PeerMarks> peer_marks_;
+};
+
+}  // namespace
+
+std::string ConfigError::to_string() const {
+  std::string out = file;
+  if (line > 0) out += fmt::format(":{}:{}", line, column);
+  if (!field.empty()) out += fmt::format(": {}", field);
+  return out + ": " + expected;
+}
+
+bool parse_size(std::string_view text, std::uint64_t& out) {
+  std::uint64_t factor = 1;
+  for (const Unit& unit : kUnits) {
+    if (text.ends_with(unit.name)) {
+      text.remove_suffix(unit.name.size());
+      factor = unit.bytes;
+      break;
+    }
+  }
+  std::uint64_t count = 0;
+  if (!parse_uint(text, count) || count > (1ull << 63) / factor) return false;
+  out = count * factor;
+  return true;
+}
+
+std::string format_size(std::uint64_t bytes) {
+  for (const Unit& unit : kUnits) {
+    if (bytes != 0 && unit.bytes > 1 && bytes % unit.bytes == 0) {
+      return fmt::format("{}{}", bytes / unit.bytes, unit.name);
+    }
+  }
+  return fmt::format("{}", bytes);
+}
+
+LoadedConfig parse_config(std::string_view yaml, const std::string& file) {
+  LoadedConfig out;
+  if (yaml.size() > kMaxFile) {
+    out.errors.push_back({file, 0, 0, "", fmt::format("larger than {}", format_size(kMaxFile))});
+    return out;
+  }
+  try {
+    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(yaml));
+    if (documents.empty() || documents[0].IsNull()) {
+      out.errors.push_back({file, 1, 1, "", "expected a mapping, got an empty document"});
+    } else if (documents.size() > 1) {
+      const YAML::Mark mark = documents[1].Mark();
+      out.errors.push_back(
+          {file, mark.line + 1, mark.column + 1, "", "expected one document, got several"});
+    } else {
+      NodeConfig config = Parser(file, out.errors).parse(documents[0]);
+      if (out.errors.empty()) out.config = std::move(config);
+    }
+  } catch (const YAML::Exception& e) {
+    out.errors.push_back(
+        {file, e.mark.line + 1, e.mark.column + 1, "", fmt::format("not YAML: {}", e.msg)});
+  }
+  std::stable_sort(out.errors.begin(), out.errors.end(),
+                   [](const ConfigError& a, const ConfigError& b) {
+                     return std::pair(a.line, a.column) < std::pair(b.line, b.column);
+                   });
+  return out;
+}
+
+LoadedConfig load_config(const std::string& path) {
+  std::string text;
+  std::string reason;
+  if (!read_file(path, kMaxFile, text, reason)) {
+    LoadedConfig out;
+    out.errors.push_back({path, 0, 0, "", reason});
+    return out;
+  }
+  return parse_config(text, path);
+}
+
+}  // namespace weir::node

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <weir/crdt/ids.h>
+#include <weir/crdt/time.h>
+#include <weir/node/http_headers.h>
+#include <weir/node/log.h>
+
+namespace weir::node {
+
+struct PeerConfig {
+  crdt::Member member;
+  std::string address;  ///< literal, "10.0.0.2:7400"
+};
+
+struct StorageConfig {
+  std::string path;                      ///< a directory
+  std::uint64_t map_size = 64ull << 30;  ///< bytes of address space, a multiple of 4096
+};
+
+struct HttpConfig {
+  ResetFormat reset = ResetFormat::seconds;
+  unsigned max_connections = 1024;
+  std::size_t max_body = 64u << 10;  ///< bytes
+};
+
+/// node.yaml (docs/configuration.md has every field), checked. Paths are absolute or relative to
+/// the working directory: those of the file have its folder in front. Addresses are literal.
+struct NodeConfig {
+  std::string cluster;
+  std::string secret;  ///< at least kMinSecret bytes; empty only if there are no peers
+  crdt::Member self;
+  std::string listen_peers = "127.0.0.1:7400";
+  std::string listen_clients = "127.0.0.1:7401";
+  std::string listen_http = "127.0.0.1:7402";
+  std::vector<PeerConfig> peers;  ///< every other member of the cluster
+  std::string rules;
+  std::optional<StorageConfig> storage;  ///< none: in memory only
+  Nanos sync_interval = 250 * kMillisecond;
+  Nanos anti_entropy_interval = 5 * kSecond;
+  Nanos commit_interval = 5 * kMillisecond;
+  Nanos max_skew = kSecond;
+  std::uint64_t max_series = 1'000'000;
+  LogLevel log_level = LogLevel::info;
+  LogFormat log_format = LogFormat::json;
+  HttpConfig http;
+};
+
+inline constexpr std::size_t kMinSecret = 16;
+inline constexpr std::size_t kMaxSecret = 4096;
+inline constexpr std::size_t kMaxPeers = 15;
+
+struct ConfigError {
+  std::string file;
+  int line = 0;          ///< from 1; 0 if the file could not be read
+  int column = 0;        ///< from 1
+  std::string field;     ///< "peers[2].address"; empty for the document
+  std::string expected;  ///< what should stand there, and what does. Never a secret
+  /// "node.yaml:12:5: peers[2].address: expected …"
+  std::string to_string() const;
+};
+
+struct LoadedConfig {
+  std::optional<NodeConfig> config;  ///< empty if there were errors
+  std::vector<ConfigError> errors;   ///< all that were found, in document order
+};
+
+/// Reads a configuration. Unknown and repeated fields are errors. `file` is for messages, and its
+/// folder is what relative paths start from. Reads secret_file if one is named, nothing else.
+LoadedConfig parse_config(std::string_view yaml, const std::string& file);
+
+/// The same from a file; one that cannot be read, or is larger than 1 MiB, is an error.
+LoadedConfig load_config(const std::string& path);
+
+/// "64GiB", "512MiB", "64KiB", "4096". False if `text` is anything else, or above 2^63.
+bool parse_size(std::string_view text, std::uint64_t& out);
+
+/// The shortest text that parse_size reads back.
+std::string format_size(std::uint64_t bytes);
+
+}  // namespace weir::node

@@ -1,0 +1,430 @@
+#include <weir/node/config.h>
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <weir/node/address.h>
+
+namespace weir::node {
+namespace {
+
+using testing::ElementsAre;
+
+std::vector<std::string> errors(const std::string& yaml, const std::string& file = "node.yaml") {
+  const LoadedConfig loaded = parse_config(yaml, file);
+  EXPECT_EQ(loaded.config.has_value(), loaded.errors.empty());
+  std::vector<std::string> out;
+  for (const ConfigError& error : loaded.errors) out.push_back(error.to_string());
+  return out;
+}
+
+NodeConfig good(const std::string& yaml, const std::string& file = "node.yaml") {
+  const LoadedConfig loaded = parse_config(yaml, file);
+  for (const ConfigError& error : loaded.errors) ADD_FAILURE() << error.to_string();
+  return loaded.config.value_or(NodeConfig{});
+}
+
+const std::string kMinimal = R"(cluster: {name: demo}
+region: eu-west-1
+node: eu-1
+rules: rules.yaml
+storage: none
+)";
+
+class Folder {
+ public:
+  Folder() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "weir-config-XXXXXX").string();
+    path_ = mkdtemp(pattern.data());
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string write(const std::string& name, const std::string& text) const {
+    const std::string file = path_ + "/" + name;
+    std::ofstream(file, std::ios::binary) << text;
+    return file;
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+TEST(Config, DefaultsBindLoopback) {
+  const NodeConfig config = good(kMinimal);
+  EXPECT_EQ(config.cluster, "demo");
+  EXPECT_EQ(config.self, (crdt::Member{"eu-west-1", "eu-1"}));
+  EXPECT_EQ(config.secret, "");
+  EXPECT_EQ(config.listen_peers, "127.0.0.1:7400");
+  EXPECT_EQ(config.listen_clients, "127.0.0.1:7401");
+  EXPECT_EQ(config.listen_http, "127.0.0.1:7402");
+  EXPECT_TRUE(config.peers.empty());
+  EXPECT_EQ(config.rules, "rules.yaml");
+  EXPECT_FALSE(config.storage.has_value());
+  EXPECT_EQ(config.sync_interval, 250 * kMillisecond);
+  EXPECT_EQ(config.anti_entropy_interval, 5 * kSecond);
+  EXPECT_EQ(config.commit_interval, 5 * kMillisecond);
+  EXPECT_EQ(config.max_skew, kSecond);
+  EXPECT_EQ(config.max_series, 1'000'000u);
+  EXPECT_EQ(config.log_level, LogLevel::info);
+  EXPECT_EQ(config.log_format, LogFormat::json);
+  EXPECT_EQ(config.http.reset, ResetFormat::seconds);
+  EXPECT_EQ(config.http.max_connections, 1024u);
+  EXPECT_EQ(config.http.max_body, 64u << 10);
+}
+
+TEST(Config, ReadsEveryField) {
+  const NodeConfig config = good(R"(
+cluster: {name: demo, secret: "0123456789abcdef"}
+region: eu-west-1
+node: eu-1
+listen: {peers: "[::]:7500", clients: 0.0.0.0:0, http: "[::1]:7502"}
+peers:
+  - {region: us-east-1, node: us-1, address: 10.0.0.2:7400}
+  - {region: us-east-1, node: us-2, address: "[2001:DB8::0:1]:7400"}
+rules: conf/rules.yaml
+storage: {path: /var/lib/weir, map_size: 512MiB}
+sync_interval: 100ms
+anti_entropy_interval: 10s
+commit_interval: 2ms
+max_skew: 500ms
+max_series: 42
+log: {level: debug, format: text}
+http: {reset: epoch, max_connections: 7, max_body: 8KiB}
+)",
+                                 "/etc/weir/node.yaml");
+  EXPECT_EQ(config.secret, "0123456789abcdef");
+  EXPECT_EQ(config.listen_peers, "[::]:7500");
+  EXPECT_EQ(config.listen_clients, "0.0.0.0:0");
+  EXPECT_EQ(config.listen_http, "[::1]:7502");
+  ASSERT_EQ(config.peers.size(), 2u);
+  EXPECT_EQ(config.peers[0].member, (crdt::Member{"us-east-1", "us-1"}));
+  EXPECT_EQ(config.peers[0].address, "10.0.0.2:7400");
+  EXPECT_EQ(config.peers[1].address, "[2001:db8::1]:7400");
+  EXPECT_EQ(config.rules, "/etc/weir/conf/rules.yaml");
+  ASSERT_TRUE(config.storage.has_value());
+  EXPECT_EQ(config.storage->path, "/var/lib/weir");
+  EXPECT_EQ(config.storage->map_size, 512ull << 20);
+  EXPECT_EQ(config.sync_interval, 100 * kMillisecond);
+  EXPECT_EQ(config.anti_entropy_interval, 10 * kSecond);
+  EXPECT_EQ(config.commit_interval, 2 * kMillisecond);
+  EXPECT_EQ(config.max_skew, 500 * kMillisecond);
+  EXPECT_EQ(config.max_series, 42u);
+  EXPECT_EQ(config.log_level, LogLevel::debug);
+  EXPECT_EQ(config.log_format, LogFormat::text);
+  EXPECT_EQ(config.http.reset, ResetFormat::epoch);
+  EXPECT_EQ(config.http.max_connections, 7u);
+  EXPECT_EQ(config.http.max_body, 8u << 10);
+}
+
+TEST(Config, StorageTakesItsDefaultSize) {
+  const NodeConfig config =
+      good("cluster: {name: demo}\nregion: r\nnode: n\nrules: r.yaml\nstorage: {path: data}\n",
+           "a/n.yaml");
+  EXPECT_EQ(config.storage.value().path, "a/data");
+  EXPECT_EQ(config.storage.value().map_size, 64ull << 30);
+}
+
+TEST(Config, NamesTheMissingFields) {
+  EXPECT_THAT(errors("log: {level: info}\n"),
+              ElementsAre("node.yaml:1:1: cluster: required field is missing",
+                          "node.yaml:1:1: region: required field is missing",
+                          "node.yaml:1:1: node: required field is missing",
+                          "node.yaml:1:1: rules: required field is missing",
+                          "node.yaml:1:1: storage: required field is missing"));
+  EXPECT_THAT(errors("cluster: {}\nregion: r\nnode: n\nrules: r\nstorage: {}\n"),
+              ElementsAre("node.yaml:1:10: cluster.name: required field is missing",
+                          "node.yaml:5:10: storage.path: required field is missing"));
+}
+
+TEST(Config, ReportsAllErrorsInDocumentOrder) {
+  EXPECT_THAT(
+      errors(R"(cluster: {name: "a b"}
+region:
+node: [eu-1]
+nodes: 3
+listen: {http: localhost:7402, admin: 127.0.0.1:1}
+rules: ""
+storage: some
+sync_interval: 1
+max_series: 0x10
+max_series: 5
+log: {level: loud, format: xml}
+http: {reset: minutes, max_connections: 0, max_body: 64KB}
+)"),
+      ElementsAre(
+          "node.yaml:1:17: cluster.name: expected a name of 1 to 64 letters, digits, '-', '_' or "
+          "'.', got 'a b'",
+          "node.yaml:2:1: region: expected a value, got nothing",
+          "node.yaml:3:7: node: expected a name of 1 to 64 letters, digits, '-', '_' or '.', got a "
+          "list",
+          "node.yaml:4:1: nodes: unknown field; expected one of cluster, region, node, listen, "
+          "peers, rules, storage, sync_interval, anti_entropy_interval, commit_interval, max_skew, "
+          "max_series, log, http",
+          "node.yaml:5:16: listen.http: expected a literal address and a port, such as "
+          "127.0.0.1:7400 or [::1]:7400, got 'localhost:7402'",
+          "node.yaml:5:32: listen.admin: unknown field; expected one of peers, clients, http",
+          "node.yaml:6:8: rules: expected a path of 1 to 4096 bytes, got ''",
+          "node.yaml:7:10: storage: expected none, or a mapping with the fields path, map_size, "
+          "got 'some'",
+          "node.yaml:8:16: sync_interval: expected a duration from 10ms to 1m, got '1'",
+          "node.yaml:9:13: max_series: expected an integer from 1 to 1000000000, got '0x10'",
+          "node.yaml:10:1: max_series: repeated field; expected it once",
+          "node.yaml:11:14: log.level: expected one of debug, info, warn, error, got 'loud'",
+          "node.yaml:11:28: log.format: expected one of json, text, got 'xml'",
+          "node.yaml:12:15: http.reset: expected one of seconds, epoch, got 'minutes'",
+          "node.yaml:12:41: http.max_connections: expected an integer from 1 to 65536, got '0'",
+          "node.yaml:12:54: http.max_body: expected a size from 1KiB to 1MiB, got '64KB'"));
+}
+
+TEST(Config, KeepsItsRanges) {
+  const auto with = [](const std::string& line) { return errors(kMinimal + line + "\n"); };
+  for (const char* fits :
+       {"sync_interval: 10ms", "sync_interval: 1m", "anti_entropy_interval: 1h",
+        "commit_interval: 1s", "max_skew: 1ms", "max_series: 1000000000",
+        "http: {max_connections: 65536}", "http: {max_body: 1MiB}", "http: {max_body: 1024}"}) {
+    EXPECT_THAT(with(fits), ElementsAre()) << fits;
+  }
+  for (const char* over :
+       {"sync_interval: 9ms", "sync_interval: 61s", "anti_entropy_interval: 99ms",
+        "commit_interval: 2s", "commit_interval: 0", "max_skew: 61s", "max_series: -1",
+        "max_series: 0", "max_series: 1e3", "max_series: 1000000001",
+        "http: {max_connections: 65537}", "http: {max_body: 1023}", "http: {max_body: 1048577}",
+        "http: {max_body: -1}"}) {
+    EXPECT_EQ(with(over).size(), 1u) << over;
+  }
+}
+
+TEST(Config, MapSizeIsWholePages) {
+  const auto with = [](const std::string& size) {
+    return errors(
+        "cluster: {name: d}\nregion: r\nnode: n\nrules: r\nstorage: {path: d, map_size: " + size +
+        "}\n");
+  };
+  EXPECT_THAT(with("1MiB"), ElementsAre());
+  EXPECT_THAT(with("16TiB"), ElementsAre());
+  EXPECT_THAT(with("1048577"),
+              ElementsAre("node.yaml:5:30: storage.map_size: expected a size from 1MiB to 16TiB, a "
+                          "multiple of 4KiB, got '1048577'"));
+  EXPECT_EQ(with("17TiB").size(), 1u);
+  EXPECT_EQ(with("1023KiB").size(), 1u);
+}
+
+TEST(Config, PeersNeedASecret) {
+  EXPECT_THAT(errors(kMinimal + "peers: [{region: a, node: b, address: 10.0.0.1:1}]\n"),
+              ElementsAre("node.yaml:1:1: cluster.secret: required field is missing: expected "
+                          "secret or secret_file, since there are peers"));
+  EXPECT_THAT(errors(kMinimal + "peers: []\n"), ElementsAre());
+}
+
+std::string with_peers(const std::string& peers) {
+  return "cluster: {name: demo, secret: 0123456789abcdef}\nregion: eu\nnode: eu-1\nrules: r\n"
+         "storage: none\npeers:\n" +
+         peers;
+}
+
+TEST(Config, PeersAreComplete) {
+  EXPECT_THAT(errors(with_peers("  - {region: us, node: us-1}\n"
+                                "  - us-2\n"
+                                "  - {region: us, node: us-3, address: 10.0.0.3:0, weight: 3}\n")),
+              ElementsAre("node.yaml:7:5: peers[0].address: required field is missing",
+                          "node.yaml:8:5: peers[1]: expected a mapping with the fields region, "
+                          "node, address, got 'us-2'",
+                          "node.yaml:9:39: peers[2].address: expected a literal address and a "
+                          "port, such as 127.0.0.1:7400 or [::1]:7400, got '10.0.0.3:0'",
+                          "node.yaml:9:51: peers[2].weight: unknown field; expected one of region, "
+                          "node, address"));
+  EXPECT_THAT(errors(with_peers("  region: us\n")),
+              ElementsAre("node.yaml:7:3: peers: expected a list of peers, got a mapping"));
+}
+
+TEST(Config, PeersAreTheOthersAndUnique) {
+  EXPECT_THAT(errors(with_peers("  - {region: eu, node: eu-1, address: 10.0.0.1:1}\n"
+                                "  - {region: us, node: us-1, address: \"[::1]:5\"}\n"
+                                "  - {region: us, node: us-1, address: 10.0.0.2:1}\n"
+                                "  - {region: us, node: us-2, address: \"[0:0::1]:5\"}\n")),
+              ElementsAre("node.yaml:7:5: peers[0]: expected the other members only, but eu/eu-1 "
+                          "is this node",
+                          "node.yaml:9:5: peers[2]: expected a member of its own, but peers[1] is "
+                          "us/us-1 as well",
+                          "node.yaml:10:5: peers[3].address: expected an address of its own, but "
+                          "peers[1] has [::1]:5 as well"));
+}
+
+TEST(Config, AtMostFifteenPeers) {
+  std::string peers;
+  for (int i = 0; i < 15; ++i) {
+    peers += fmt::format("  - {{region: us, node: n{}, address: 10.0.0.{}:1}}\n", i, i);
+  }
+  EXPECT_THAT(errors(with_peers(peers)), ElementsAre());
+  peers += "  - {region: us, node: one-more, address: 10.0.1.1:1}\n";
+  EXPECT_THAT(errors(with_peers(peers)),
+              ElementsAre("node.yaml:7:3: peers: expected at most 15 peers, got 16"));
+}
+
+TEST(Config, ListenersDoNotShareAnAddress) {
+  EXPECT_THAT(errors(kMinimal + "listen: {http: 127.0.0.1:7400}\n"),
+              ElementsAre("node.yaml:6:9: listen.http: expected an address of its own, but peers "
+                          "listens on 127.0.0.1:7400 as well"));
+  EXPECT_THAT(errors(kMinimal + "listen: {http: 127.0.0.1:0, clients: 127.0.0.1:0}\n"),
+              ElementsAre());
+}
+
+std::string with_secret(const std::string& fields) {
+  return "cluster: {name: demo, " + fields + "}\nregion: eu\nnode: eu-1\nrules: r\nstorage: none\n";
+}
+
+TEST(Config, SecretsAreLongEnoughAndNeverShown) {
+  EXPECT_THAT(errors(with_secret("secret: fifteen-bytes!!")),
+              ElementsAre("node.yaml:1:31: cluster.secret: expected a secret of 16 to 4096 bytes, "
+                          "got 15 bytes"));
+  EXPECT_THAT(errors(with_secret("secret: [hidden]")),
+              ElementsAre("node.yaml:1:31: cluster.secret: expected text of 16 to 4096 bytes"));
+  EXPECT_THAT(errors(with_secret("secret: " + std::string(4097, 'x'))),
+              ElementsAre("node.yaml:1:31: cluster.secret: expected a secret of 16 to 4096 bytes, "
+                          "got 4097 bytes"));
+  EXPECT_EQ(good(with_secret("secret: sixteen-bytes!!!")).secret, "sixteen-bytes!!!");
+}
+
+TEST(Config, SecretsComeFromFilesBesideTheConfiguration) {
+  Folder folder;
+  const std::string file = folder.path() + "/node.yaml";
+  folder.write("good", "0123456789abcdef\r\n");
+  folder.write("short", "0123456789abcd\n\n");
+  folder.write("long", std::string(5000, 'x'));
+  EXPECT_EQ(good(with_secret("secret_file: good"), file).secret, "0123456789abcdef");
+  EXPECT_EQ(good(with_secret("secret_file: " + folder.path() + "/good"), "x.yaml").secret,
+            "0123456789abcdef");
+  EXPECT_THAT(errors(with_secret("secret_file: short"), file),
+              ElementsAre(file + ":1:36: cluster.secret_file: expected a secret of 16 to 4096 "
+                                 "bytes, got 14 bytes"));
+  EXPECT_THAT(errors(with_secret("secret_file: none-such"), file),
+              ElementsAre(file + ":1:36: cluster.secret_file: expected a readable file, but " +
+                          folder.path() + "/none-such: No such file or directory"));
+  EXPECT_THAT(errors(with_secret("secret_file: ."), file),
+              ElementsAre(testing::EndsWith("it is a directory")));
+  EXPECT_THAT(errors(with_secret("secret_file: long"), file),
+              ElementsAre(testing::HasSubstr("larger than")));
+  EXPECT_THAT(
+      errors(with_secret("secret_file: good, secret: 0123456789abcdef"), file),
+      ElementsAre(file + ":1:50: cluster: expected either secret or secret_file, got both"));
+}
+
+TEST(Config, SaysWhereTheYamlIsBroken) {
+  EXPECT_THAT(errors("cluster: {name: demo\nregion: x\n"),
+              ElementsAre(testing::MatchesRegex("node.yaml:[23]:[0-9]+: not YAML: .*")));
+  EXPECT_THAT(errors(""), ElementsAre("node.yaml:1:1: expected a mapping, got an empty document"));
+  EXPECT_THAT(errors("# nothing\n"), testing::SizeIs(1));
+  EXPECT_THAT(errors("- a\n"), ElementsAre(testing::StartsWith(
+                                   "node.yaml:1:1: expected a mapping with the fields cluster, ")));
+  EXPECT_THAT(errors(kMinimal + "---\n" + kMinimal),
+              ElementsAre("node.yaml:7:1: expected one document, got several"));
+}
+
+TEST(Config, SurvivesHostileDocuments) {
+  std::string bomb = "a0: &a0 [x, x]\n";
+  for (int i = 1; i < 40; ++i) bomb += fmt::format("a{}: &a{} [*a{}, *a{}]\n", i, i, i - 1, i - 1);
+  const std::string hostile[] = {
+      std::string(100'000, '['),
+      std::string(100'000, '{'),
+      kMinimal + "listen: " + std::string(499, '['),
+      kMinimal + "listen: " + std::string(300, '[') + std::string(300, ']'),
+      std::string(2 << 20, ' '),
+      std::string(300, ' ') + "a: 1",
+      [] {
+        std::string compact;
+        for (int i = 0; i < 50'000; ++i) compact += "- ";
+        return compact;
+      }(),
+      bomb,
+      "&a [*a]\n",
+      "? {a: b}\n: c\n",
+      "*nobody\n",
+      "!!binary x\n",
+      std::string("a\0b: c\n", 7),
+      "\xff\xfe\xfd: 1\n",
+      "<<: {region: x}\n",
+      kMinimal + "listen: *x\n",
+      kMinimal + "peers: &p [*p]\n",
+  };
+  for (const std::string& yaml : hostile) {
+    EXPECT_THAT(errors(yaml), testing::Not(testing::IsEmpty())) << yaml.substr(0, 60);
+  }
+}
+
+TEST(Config, TruncationsNeverCrash) {
+  const std::string whole = with_peers("  - {region: us, node: us-1, address: \"[::1]:5\"}\n") +
+                            "log: {level: info}\nhttp: {max_body: 8KiB}\n";
+  EXPECT_THAT(errors(whole), ElementsAre());
+  for (std::size_t n = 0; n < whole.size(); ++n) {
+    const LoadedConfig loaded = parse_config(whole.substr(0, n), "node.yaml");
+    EXPECT_EQ(loaded.config.has_value(), loaded.errors.empty()) << n;
+  }
+}
+
+TEST(Config, LoadsFiles) {
+  Folder folder;
+  const LoadedConfig loaded = load_config(folder.write("node.yaml", kMinimal));
+  ASSERT_TRUE(loaded.config.has_value());
+  EXPECT_EQ(loaded.config->rules, folder.path() + "/rules.yaml");
+
+  const LoadedConfig none = load_config(folder.path() + "/none.yaml");
+  ASSERT_EQ(none.errors.size(), 1u);
+  EXPECT_EQ(none.errors[0].to_string(), folder.path() + "/none.yaml: No such file or directory");
+  EXPECT_EQ(load_config(folder.path()).errors.size(), 1u);
+  const std::string big = folder.write("big.yaml", std::string((1 << 20) + 1, '#'));
+  ASSERT_EQ(load_config(big).errors.size(), 1u);
+  EXPECT_EQ(load_config(big).errors[0].to_string(), big + ": larger than 1MiB");
+}
+
+TEST(Sizes, ParseAndFormat) {
+  const std::pair<const char*, std::uint64_t> sizes[] = {{"0", 0},
+                                                         {"1", 1},
+                                                         {"4095", 4095},
+                                                         {"4KiB", 4096},
+                                                         {"1023KiB", 1023u << 10},
+                                                         {"1MiB", 1u << 20},
+                                                         {"64GiB", 64ull << 30},
+                                                         {"16TiB", 16ull << 40}};
+  for (const auto& [text, bytes] : sizes) {
+    std::uint64_t out = 1;
+    EXPECT_TRUE(parse_size(text, out)) << text;
+    EXPECT_EQ(out, bytes);
+    EXPECT_EQ(format_size(bytes), text);
+  }
+  std::uint64_t out = 0;
+  EXPECT_TRUE(parse_size("5B", out));
+  EXPECT_EQ(out, 5u);
+  for (const char* text : {"", "KiB", "-1", "+1", "1 KiB", "1kib", "1KB", "1.5GiB", "0x10", "1Ki",
+                           "99999999999999999999", "8388609TiB"}) {
+    EXPECT_FALSE(parse_size(text, out)) << text;
+  }
+}
+
+TEST(Addresses, LiteralOnly) {
+  for (const char* text : {"127.0.0.1:7400", "0.0.0.0:0", "[::1]:7400", "[::]:65535"}) {
+    const std::optional<Address> address = parse_address(text);
+    ASSERT_TRUE(address.has_value()) << text;
+    EXPECT_EQ(address->to_string(), text);
+  }
+  EXPECT_EQ(parse_address("[2001:DB8:0::1]:1").value().to_string(), "[2001:db8::1]:1");
+  EXPECT_EQ(parse_address("10.0.0.1:00080").value().port(), 80);
+  for (const std::string& text :
+       {std::string(""), std::string(":"), std::string("127.0.0.1"), std::string("127.0.0.1:"),
+        std::string("127.0.0.1:65536"), std::string("127.0.0.1:-1"), std::string("127.0.0.1:1x"),
+        std::string("127.0.0.1:000001"), std::string("127.1:80"), std::string("::1:80"),
+        std::string("[::1:80"), std::string("[127.0.0.1]:80"), std::string("localhost:80"),
+        std::string(":80"), std::string("127.0.0.1\0x:80", 14), std::string(" 127.0.0.1:80")}) {
+    EXPECT_FALSE(parse_address(text).has_value()) << text;
+  }
+}
+
+}  // namespace
+}  // namespace weir::node

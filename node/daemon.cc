@@ -1,0 +1,590 @@
+#include <weir/node/daemon.h>
+
+#include <fmt/format.h>
+#include <kj/async.h>
+#include <sodium.h>
+#include <uv.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <csignal>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <weir/limits/rules_yaml.h>
+#include <weir/node/engine.h>
+#include <weir/node/http_front.h>
+#include <weir/node/metrics.h>
+#include <weir/node/version.h>
+#include <weir/rpc/event_loop.h>
+#include <weir/rpc/peers.h>
+#include <weir/rpc/service.h>
+#include <weir/storage/store.h>
+
+namespace weir::node {
+namespace {
+
+/// Above this, status leaves out what would have to be summed over every cell.
+constexpr std::size_t kMaxSummedCells = 100'000;
+/// Time for the last answers to leave before connections close.
+constexpr std::uint64_t kFarewellMs = 50;
+
+Nanos wall_clock() {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<Nanos>(now.tv_sec) * kSecond + now.tv_nsec;
+}
+
+crdt::Incarnation random_incarnation() {
+  crdt::Incarnation id;
+  randombytes_buf(&id, sizeof id);
+  return id;
+}
+
+/// Series ids depend on the cluster's secret, and on its name where there is none.
+HashKey hash_key(const NodeConfig& config) {
+  HashKey key{};
+  const std::string& secret = config.secret.empty() ? config.cluster : config.secret;
+  constexpr std::string_view kPurpose = "weir series ids";
+  crypto_generichash_state state;
+  crypto_generichash_init(&state, nullptr, 0, key.size());
+  auto add = [&state](std::string_view text) {
+    crypto_generichash_update(&state, reinterpret_cast<const unsigned char*>(text.data()),
+                              text.size());
+  };
+  add(kPurpose);
+  add(secret);
+  crypto_generichash_final(&state, key.data(), key.size());
+  return key;
+}
+
+std::string peer_name(const crdt::Member& member) {
+  return member.region + "/" + member.node;
+}
+
+/// A uv handle that its owner closes; the memory goes when libuv is done with it.
+template <typename Handle>
+class UvHandle {
+ public:
+  UvHandle() : handle_(new Handle{}) {}
+  ~UvHandle() {
+    uv_close(reinterpret_cast<uv_handle_t*>(handle_),
+             [](uv_handle_t* closed) { delete reinterpret_cast<Handle*>(closed); });
+  }
+  UvHandle(const UvHandle&) = delete;
+  UvHandle& operator=(const UvHandle&) = delete;
+  Handle* get() { return handle_; }
+
+ private:
+  Handle* handle_;
+};
+
+}  // namespace
+
+struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, rpc::Flushable {
+  NodeConfig config;
+  std::shared_ptr<const RuleSet> rules;
+  Log& log;
+  rpc::EventLoop loop;
+  std::unique_ptr<storage::Store> store;
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<rpc::PeerNetwork> peers;
+  std::unique_ptr<rpc::ServiceServer> service;
+  std::unique_ptr<HttpFront> http;
+  std::unique_ptr<UvHandle<uv_timer_t>> pump_timer;
+  std::unique_ptr<UvHandle<uv_timer_t>> farewell;
+  std::vector<std::unique_ptr<UvHandle<uv_signal_t>>> signals;
+  bool pump_soon = false;
+  bool stopping = false;
+  Nanos started_at = wall_clock();
+  std::vector<kj::Own<kj::PromiseFulfiller<void>>> held_peers;
+
+  Impl(NodeConfig given, std::shared_ptr<const RuleSet> set, Log& out)
+      : config(std::move(given)), rules(std::move(set)), log(out) {}
+
+  ~Impl() noexcept override {
+    if (pump_soon) loop.forget(*this);
+  }
+
+  bool start(std::string& error) {
+    for (const Rule& rule : rules->rules()) {
+      if (!config.storage && rule.durability == Durability::commit) {
+        error = fmt::format("rule \"{}\" wants durability: commit, but storage is none", rule.name);
+        return false;
+      }
+    }
+    if (config.storage) {
+      storage::LmdbOptions options;
+      options.path = config.storage->path;
+      options.cluster = config.cluster;
+      options.self = config.self;
+      options.map_bytes = config.storage->map_size;
+      store = storage::make_lmdb_store(std::move(options));
+    }
+    make_engine();
+    if (!engine->start(wall_clock(), store_events(), error)) return false;
+    if (!start_peers(error) || !start_service(error) || !start_http(error)) {
+      engine->stop(wall_clock());
+      return false;
+    }
+    start_timers();
+    log.info("started", {{"version", kVersion},
+                         {"region", config.self.region},
+                         {"node", config.self.node},
+                         {"incarnation", crdt::to_string(engine->replica().incarnation())},
+                         {"cells", engine->replica().cell_count()},
+                         {"peers", config.peers.empty() ? 0 : peers->port()},
+                         {"clients", service->port()},
+                         {"http", http->port()}});
+    return true;
+  }
+
+  void make_engine() {
+    EngineOptions options;
+    options.replica.self = config.self;
+    for (const PeerConfig& peer : config.peers) options.replica.peers.push_back(peer.member);
+    options.replica.sync_interval = config.sync_interval;
+    options.replica.anti_entropy_interval = config.anti_entropy_interval;
+    options.replica.max_skew = config.max_skew;
+    randombytes_buf(&options.replica.seed, sizeof options.replica.seed);
+    options.rules = rules;
+    options.hash_key = hash_key(config);
+    options.max_series = config.max_series;
+    options.fresh_incarnation = random_incarnation;
+    EngineEvents events;
+    events.send = [this](crdt::PeerIndex peer, const crdt::Message& message) {
+      if (peers) peers->send(peer, message);
+    };
+    events.reincarnated = [this](const crdt::Incarnation& fresh) {
+      log.warn("reincarnated", {{"incarnation", crdt::to_string(fresh)}});
+      if (peers) peers->set_incarnation(fresh);
+    };
+    events.log = [this](const std::string& event, const std::string& detail) {
+      log.error(event, {{"detail", detail}});
+    };
+    engine = std::make_unique<Engine>(std::move(options), store.get(), std::move(events));
+  }
+
+  storage::StoreEvents store_events() {
+    storage::StoreEvents events;
+    events.committed = [this](crdt::WriteId upto) {
+      loop.post([this, upto] {
+        if (!stopping) engine->committed(upto, wall_clock());
+      });
+    };
+    events.failed = [this](const std::string& reason) {
+      loop.post([this, reason] {
+        if (!stopping) engine->store_failed(reason, wall_clock());
+      });
+    };
+    return events;
+  }
+
+  bool start_peers(std::string& error) {
+    if (config.peers.empty()) return true;
+    rpc::PeerOptions options;
+    options.self = config.self;
+    options.incarnation = engine->replica().incarnation();
+    options.cluster = config.cluster;
+    options.secret = config.secret;
+    options.listen = config.listen_peers;
+    for (const PeerConfig& peer : config.peers) {
+      options.peers.push_back({peer.member, peer.address});
+    }
+    peers = std::make_unique<rpc::PeerNetwork>(loop, std::move(options), *this);
+    if (peers->start(error)) return true;
+    error = "listen.peers: " + error;
+    return false;
+  }
+
+  bool start_service(std::string& error) {
+    service = std::make_unique<rpc::ServiceServer>(loop, config.listen_clients, *this);
+    if (service->start(error)) return true;
+    error = "listen.clients: " + error;
+    return false;
+  }
+
+  bool start_http(std::string& error) {
+    HttpOptions options;
+    options.reset = config.http.reset;
+    options.max_connections = config.http.max_connections;
+    options.max_body = config.http.max_body;
+    http = std::make_unique<HttpFront>(loop.uv(), config.listen_http, options, *this);
+    if (http->start(error)) return true;
+    error = "listen.http: " + error;
+    return false;
+  }
+
+  void start_timers() {
+    std::signal(SIGPIPE, SIG_IGN);
+    pump_timer = std::make_unique<UvHandle<uv_timer_t>>();
+    uv_timer_init(loop.uv(), pump_timer->get());
+    pump_timer->get()->data = this;
+    auto interval =
+        static_cast<std::uint64_t>(std::max<Nanos>(1, config.commit_interval / kMillisecond));
+    uv_timer_start(
+        pump_timer->get(), [](uv_timer_t* timer) { static_cast<Impl*>(timer->data)->pump(); },
+        interval, interval);
+    for (int number : {SIGTERM, SIGINT}) {
+      auto handle = std::make_unique<UvHandle<uv_signal_t>>();
+      uv_signal_init(loop.uv(), handle->get());
+      handle->get()->data = this;
+      uv_signal_start(
+          handle->get(), [](uv_signal_t* signal, int) { static_cast<Impl*>(signal->data)->stop(); },
+          number);
+      signals.push_back(std::move(handle));
+    }
+  }
+
+  void pump() {
+    if (stopping) return;
+    engine->pump(wall_clock());
+    if (engine->ready_for_more()) {
+      for (auto& held : std::exchange(held_peers, {})) held->fulfill();
+    }
+  }
+
+  /// Someone waits for a commit: pump at the end of this turn, not at the next interval.
+  void pump_at_end_of_turn() {
+    if (pump_soon) return;
+    pump_soon = true;
+    loop.flush_later(*this);
+  }
+
+  void flush() noexcept override {
+    pump_soon = false;
+    pump();
+  }
+
+  void stop() {
+    if (stopping) return;
+    log.info("stopping");
+    stopping = true;
+    engine->stop(wall_clock());
+    farewell = std::make_unique<UvHandle<uv_timer_t>>();
+    uv_timer_init(loop.uv(), farewell->get());
+    farewell->get()->data = this;
+    uv_timer_start(
+        farewell->get(),
+        [](uv_timer_t* timer) {
+          auto* self = static_cast<Impl*>(timer->data);
+          self->http->stop();
+          self->service->close();
+          if (self->peers) self->peers->stop();
+          self->loop.stop();
+        },
+        kFarewellMs, 0);
+  }
+
+  void run() {
+    loop.run();
+    signals.clear();
+    pump_timer.reset();
+    farewell.reset();
+    log.info("stopped");
+  }
+
+  // Peers.
+
+  void peer_up(crdt::PeerIndex peer, const crdt::Incarnation& incarnation) override {
+    log.info("peer_up", {{"peer", peer_name(config.peers[peer].member)},
+                         {"incarnation", crdt::to_string(incarnation)}});
+    if (!stopping) engine->peer_up(peer, incarnation, wall_clock());
+  }
+
+  void peer_down(crdt::PeerIndex peer) override {
+    log.warn("peer_down", {{"peer", peer_name(config.peers[peer].member)},
+                           {"reason", peers ? peers->status(peer).last_error : ""}});
+    if (!stopping) engine->peer_down(peer);
+  }
+
+  kj::Promise<void> receive(crdt::PeerIndex peer, const crdt::Incarnation& from,
+                            crdt::Message message) override {
+    if (stopping) return kj::READY_NOW;
+    engine->receive(peer, from, message, wall_clock());
+    if (engine->ready_for_more()) return kj::READY_NOW;
+    auto held = kj::newPromiseAndFulfiller<void>();
+    held_peers.push_back(kj::mv(held.fulfiller));
+    return kj::mv(held.promise);
+  }
+
+  void refused(const std::string& who, const std::string& why) override {
+    log.warn("peer_refused", {{"who", who}, {"why", why}});
+  }
+
+  // Clients.
+
+  /// A commit that was promised can't be kept: the rules' own policy answers.
+  bool open_on_failure(const Decision& decision) const {
+    return std::none_of(decision.statuses.begin(), decision.statuses.end(),
+                        [this](const RuleStatus& status) {
+                          const Rule& rule = rules->rules()[status.rule];
+                          return !status.shadow && rule.durability == Durability::commit &&
+                                 rule.on_failure == OnFailure::closed;
+                        });
+  }
+
+  static constexpr const char* kNotDurable =
+      "limiter_unavailable: storage has failed and the rule is on_failure: closed";
+
+  rpc::CheckReply reply_of(const Decision& decision) const {
+    rpc::CheckReply reply;
+    reply.allowed = decision.allowed;
+    reply.deciding = decision.deciding;
+    for (const RuleStatus& status : decision.statuses) {
+      rpc::CheckStatus out;
+      out.rule = rules->rules()[status.rule].name;
+      out.limit = status.limit;
+      out.remaining = status.remaining;
+      out.reset = status.reset;
+      out.retry_after = status.retry_after;
+      out.allowed = status.allowed;
+      out.shadow = status.shadow;
+      out.degraded = status.degraded;
+      reply.statuses.push_back(std::move(out));
+    }
+    return reply;
+  }
+
+  kj::Promise<void> check(std::span<const Request> requests,
+                          std::span<rpc::CheckReply> replies) override {
+    if (stopping) {
+      for (rpc::CheckReply& reply : replies) reply.error = "unavailable: stopping";
+      return kj::READY_NOW;
+    }
+    Nanos wall = wall_clock();
+    Decision decision;
+    std::vector<std::pair<std::size_t, bool>> waiting;  // reply, open on failure
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      engine->check(requests[i], wall, decision);
+      replies[i] = reply_of(decision);
+      if (decision.wants_commit) waiting.emplace_back(i, open_on_failure(decision));
+    }
+    if (waiting.empty()) return kj::READY_NOW;
+    auto durable = kj::newPromiseAndFulfiller<bool>();
+    auto fulfiller =
+        std::make_shared<kj::Own<kj::PromiseFulfiller<bool>>>(kj::mv(durable.fulfiller));
+    engine->when_durable([fulfiller](bool yes) { (*fulfiller)->fulfill(kj::cp(yes)); });
+    pump_at_end_of_turn();
+    return durable.promise.then([replies, waiting = std::move(waiting)](bool yes) {
+      if (yes) return;
+      for (auto [index, open] : waiting) {
+        if (!open) {
+          replies[index] = {};
+          replies[index].error = kNotDurable;
+          continue;
+        }
+        for (rpc::CheckStatus& status : replies[index].statuses) status.degraded = true;
+      }
+    });
+  }
+
+  void check(const Request& request, std::function<void(const HttpAnswer&)> done) override {
+    HttpAnswer answer;
+    if (stopping) {
+      answer.error = "the node is stopping";
+      done(answer);
+      return;
+    }
+    Nanos wall = wall_clock();
+    Decision decision;
+    engine->check(request, wall, decision);
+    answer = answer_of(decision, wall);
+    if (!decision.wants_commit) {
+      done(answer);
+      return;
+    }
+    bool open = open_on_failure(decision);
+    engine->when_durable(
+        [answer = std::move(answer), open, done = std::move(done)](bool durable) mutable {
+          if (!durable && !open) {
+            answer = {};
+            answer.error = kNotDurable;
+          } else if (!durable) {
+            for (HttpStatus& status : answer.statuses) status.degraded = true;
+          }
+          done(answer);
+        });
+    pump_at_end_of_turn();
+  }
+
+  HttpAnswer answer_of(const Decision& decision, Nanos wall) const {
+    HttpAnswer answer;
+    answer.allowed = decision.allowed;
+    answer.deciding = decision.deciding;
+    answer.now = wall;
+    for (const RuleStatus& status : decision.statuses) {
+      const Rule& rule = rules->rules()[status.rule];
+      HttpStatus out;
+      out.rule = rule.name;
+      out.allowed = status.allowed;
+      out.shadow = status.shadow;
+      out.degraded = status.degraded;
+      out.limit = status.limit;
+      out.remaining = status.remaining;
+      out.reset = status.reset;
+      out.retry_after = status.retry_after;
+      out.quota = rule.limit;
+      out.window = rule.window;
+      answer.statuses.push_back(std::move(out));
+    }
+    return answer;
+  }
+
+  // Operators.
+
+  bool healthy(std::string& why) override {
+    EngineStatus status = engine->status();
+    if (!config.storage || status.durable) return true;
+    why = "storage failed: " + status.storage_failure;
+    return false;
+  }
+
+  bool ready(std::string& why) override {
+    if (!stopping) return true;
+    why = "stopping";
+    return false;
+  }
+
+  static double seconds_since(Nanos then, Nanos now) {
+    return static_cast<double>(std::max<Nanos>(0, now - then)) / static_cast<double>(kSecond);
+  }
+
+  std::string metrics() override {
+    NodeMetrics out;
+    Nanos now = engine->clock(wall_clock());
+    out.version = kVersion;
+    out.cluster = config.cluster;
+    out.region = config.self.region;
+    out.node = config.self.node;
+    out.start_time_seconds = static_cast<double>(started_at) / static_cast<double>(kSecond);
+    out.series = engine->limiter().series_count();
+    out.max_series = config.max_series;
+    out.cells = engine->replica().cell_count();
+    for (std::uint32_t i = 0; i < rules->rules().size(); ++i) {
+      const Rule& rule = rules->rules()[i];
+      RuleCounters counters = engine->limiter().counters(i);
+      out.rules.push_back({rule.domain, rule.name, counters.allowed, counters.denied,
+                           counters.degraded, rule.shadow});
+    }
+    std::vector<crdt::PeerStatus> status = engine->replica().peers();
+    for (crdt::PeerIndex i = 0; i < status.size(); ++i) {
+      PeerMetrics peer;
+      peer.peer = peer_name(status[i].member);
+      peer.up = static_cast<bool>(status[i].incarnation);
+      peer.unacked = status[i].unacked;
+      if (status[i].in_step_at != 0) peer.out_of_step = seconds_since(status[i].in_step_at, now);
+      peer.dropped_messages = peers->status(i).dropped;
+      out.peers.push_back(std::move(peer));
+    }
+    if (store) {
+      storage::StoreCounters counters = store->counters();
+      out.storage = StorageMetrics{
+          engine->status().durable,
+          counters.commits,
+          counters.records,
+          counters.bytes,
+          store->backlog(),
+          static_cast<double>(counters.last_commit_time) / static_cast<double>(kSecond)};
+    }
+    const crdt::ReplicaCounters& replica = engine->replica().counters();
+    out.replica = {replica.late_cells, replica.future_cells, replica.invalid_cells, replica.alarms};
+    return render_metrics(out);
+  }
+
+  std::string status_json() override {
+    using nlohmann::json;
+    Nanos now = engine->clock(wall_clock());
+    EngineStatus status = engine->status();
+    const crdt::Replica& replica = engine->replica();
+    json out{{"version", kVersion},
+             {"cluster", config.cluster},
+             {"region", config.self.region},
+             {"node", config.self.node},
+             {"incarnation", crdt::to_string(replica.incarnation())},
+             {"uptime_s", seconds_since(started_at, wall_clock())},
+             {"now_ns", now},
+             {"series", engine->limiter().series_count()},
+             {"cells", replica.cell_count()},
+             {"digest", fmt::format("{:016x}", replica.digest())},
+             {"holding", status.holding},
+             {"unabsorbed", status.unabsorbed},
+             {"reincarnations", status.reincarnations}};
+    json storage{{"mode", store ? "lmdb" : "none"}, {"ok", !store || status.durable}};
+    if (store) {
+      storage::StoreCounters counters = store->counters();
+      storage["failure"] = status.storage_failure;
+      storage["commits"] = counters.commits;
+      storage["records"] = counters.records;
+      storage["bytes"] = counters.bytes;
+      storage["backlog"] = store->backlog();
+      storage["last_commit_us"] = counters.last_commit_time / kMicrosecond;
+    }
+    out["storage"] = std::move(storage);
+    out["rules"] = json::array();
+    for (std::uint32_t i = 0; i < rules->rules().size(); ++i) {
+      const Rule& rule = rules->rules()[i];
+      RuleCounters counters = engine->limiter().counters(i);
+      out["rules"].push_back({{"domain", rule.domain},
+                              {"name", rule.name},
+                              {"algorithm", to_string(rule.algorithm)},
+                              {"limit", rule.limit},
+                              {"window", format_duration(rule.window)},
+                              {"shadow", rule.shadow},
+                              {"allowed", counters.allowed},
+                              {"denied", counters.denied},
+                              {"degraded", counters.degraded}});
+    }
+    out["peers"] = json::array();
+    std::vector<crdt::PeerStatus> links = replica.peers();
+    for (crdt::PeerIndex i = 0; i < links.size(); ++i) {
+      const crdt::PeerStatus& link = links[i];
+      rpc::LinkStatus session = peers->status(i);
+      json peer{{"region", link.member.region},
+                {"node", link.member.node},
+                {"up", session.up},
+                {"unacked", link.unacked},
+                {"agrees", link.agrees},
+                {"dropped", session.dropped},
+                {"last_error", session.last_error}};
+      if (link.in_step_at != 0) peer["in_step_s"] = seconds_since(link.in_step_at, now);
+      if (link.heard_at != 0) peer["heard_s"] = seconds_since(link.heard_at, now);
+      out["peers"].push_back(std::move(peer));
+    }
+    const crdt::ReplicaCounters& counters = replica.counters();
+    out["counters"] = {
+        {"late", counters.late_cells},         {"future", counters.future_cells},
+        {"invalid", counters.invalid_cells},   {"alarms", counters.alarms},
+        {"repaired", counters.repaired_cells}, {"pushes", counters.pushes_sent},
+        {"cells_sent", counters.cells_sent},   {"cells_received", counters.cells_received}};
+    if (replica.cell_count() <= kMaxSummedCells) {
+      std::map<std::string, std::uint64_t> units;
+      replica.for_each([&](const crdt::Cell& cell) {
+        for (const crdt::Slot& slot : cell.slots) {
+          auto member = replica.members().find(slot.id.writer);
+          std::uint64_t& sum =
+              units[member == replica.members().end() ? "?" : member->second.region];
+          sum = add_saturated(sum, slot.value);
+        }
+      });
+      out["units_by_region"] = units;
+    }
+    return out.dump(-1, ' ', false, json::error_handler_t::replace);
+  }
+};
+
+Daemon::Daemon(NodeConfig config, std::shared_ptr<const RuleSet> rules, Log& log)
+    : impl_(std::make_unique<Impl>(std::move(config), std::move(rules), log)) {}
+
+Daemon::~Daemon() = default;
+
+bool Daemon::start(std::string& error) {
+  return impl_->start(error);
+}
+
+void Daemon::run() {
+  impl_->run();
+}
+
+}  // namespace weir::node

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <weir/limits/rule.h>
+#include <weir/node/config.h>
+#include <weir/node/log.h>
+
+namespace weir::node {
+
+/// One node: engine, store, peer links, client protocol and HTTP on one libuv loop, plus the
+/// store's writer thread. Everything runs in the thread that calls run().
+class Daemon {
+ public:
+  /// `log` outlives the daemon.
+  Daemon(NodeConfig config, std::shared_ptr<const RuleSet> rules, Log& log);
+  ~Daemon();
+  Daemon(const Daemon&) = delete;
+  Daemon& operator=(const Daemon&) = delete;
+
+  /// Opens the store and every listener. False, with a reason, if any of them fails.
+  bool start(std::string& error);
+  /// Serves until SIGTERM or SIGINT, then commits everything and returns, within about a second.
+  void run();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace weir::node

@@ -1,0 +1,221 @@
+#include <weir/node/engine.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace weir::node {
+namespace {
+
+constexpr std::size_t kDrainBatch = 2048;
+
+}  // namespace
+
+Engine::Engine(EngineOptions options, storage::Store* store, EngineEvents events)
+    : options_(std::move(options)), store_(store), events_(std::move(events)) {}
+
+Engine::~Engine() = default;
+
+bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& error) {
+  crdt::Incarnation fresh = options_.fresh_incarnation();
+  storage::Recovered recovered;
+  if (store_ != nullptr && !store_->open(fresh, wall, std::move(store_events), recovered, error)) {
+    return false;
+  }
+  time_ = recovered.time_floor;
+  Nanos now = clock(wall);
+  durable_ = store_ != nullptr;
+  options_.replica.incarnation = fresh;
+  replica_ = std::make_unique<crdt::Replica>(options_.replica, store_ == nullptr);
+  LimiterOptions limiter;
+  limiter.hash_key = options_.hash_key;
+  limiter.max_series = options_.max_series;
+  limiter.replicated = true;
+  limiter.incarnation = fresh;
+  limiter_ = std::make_unique<Limiter>(options_.rules, limiter);
+  replica_->restore(recovered.state, now);
+  dispatch();
+  return true;
+}
+
+void Engine::stop(Nanos wall) {
+  Nanos now = clock(wall);
+  if (store_ == nullptr || !durable_) return;
+  drain(now);
+  dispatch();
+  store_->close(now);
+  // close() committed everything queued.
+  persisted_ = last_write_;
+  settle(false);
+}
+
+Nanos Engine::clock(Nanos wall) {
+  Nanos seen = time_.load(std::memory_order_relaxed);
+  while (wall > seen) {
+    if (time_.compare_exchange_weak(seen, wall, std::memory_order_relaxed)) return wall;
+  }
+  return seen;
+}
+
+void Engine::check(const Request& request, Nanos wall, Decision& out) {
+  limiter_->check(request, clock(wall), out);
+}
+
+void Engine::when_durable(std::function<void(bool)> done) {
+  if (!durable_) {
+    done(false);
+    return;
+  }
+  waiters_.push_back({generation_, std::move(done)});
+}
+
+void Engine::pump(Nanos wall) {
+  Nanos now = clock(wall);
+  if (durable_ && now + options_.time_ahead / 2 > reserved_) {
+    reserved_ = now + options_.time_ahead;
+    store_->reserve_time(reserved_);
+  }
+  if (renewing_ && (!durable_ || persisted_ >= last_write_)) renew(now);
+  holding_ = durable_ && (renewing_ || store_->backlog() >= options_.max_backlog);
+  bool sweep = now >= next_sweep_ && !holding_;
+  Nanos floor = now - options_.replica.max_skew;
+  if (sweep) {
+    limiter_->sweep(floor);
+    next_sweep_ = now + options_.sweep_interval;
+  }
+  // The limiter has forgotten first, and what it still knows is drained: see retire_buckets().
+  if (!holding_ && drain(now) && sweep) {
+    replica_->retire_buckets(floor);
+    if (durable_) store_->expire(floor);
+  }
+  replica_->tick(now);
+  dispatch();
+  handle_alarms(now);
+  settle(false);
+}
+
+/// True if everything that was waiting has been handed over.
+bool Engine::drain(Nanos now) {
+  for (bool more = true; more;) {
+    counts_.clear();
+    more = limiter_->drain(counts_, kDrainBatch);
+    if (!counts_.empty()) {
+      last_write_ = std::max(last_write_, replica_->count(counts_, now));
+      dispatch();
+    }
+    if (more && durable_ && store_->backlog() >= options_.max_backlog) return false;
+  }
+  if (!waiters_.empty() && waiters_.back().generation == generation_) {
+    drained_.push_back({generation_, last_write_});
+    ++generation_;
+  }
+  return true;
+}
+
+void Engine::dispatch() {
+  crdt::Outbox out = replica_->take();
+  for (crdt::Write& write : out.writes) {
+    last_write_ = std::max(last_write_, write.id);
+    store_->append(std::move(write));
+  }
+  for (const crdt::CellId& id : out.begun_anew) {
+    if (const crdt::Cell* cell = replica_->find(id)) limiter_->begin_anew(*cell);
+  }
+  for (const crdt::CellId& id : out.changed) {
+    const crdt::Cell* cell = replica_->find(id);
+    if (cell != nullptr && !limiter_->absorb(*cell)) ++unabsorbed_;
+  }
+  for (const crdt::Envelope& envelope : out.messages) events_.send(envelope.to, envelope.message);
+}
+
+void Engine::handle_alarms(Nanos now) {
+  std::vector<crdt::Alarm> alarms = replica_->take_alarms();
+  if (alarms.empty()) return;
+  for (crdt::Alarm alarm : alarms) {
+    events_.log("identity_alarm", alarm == crdt::Alarm::own_slot_ahead
+                                      ? "a peer holds a higher value of this incarnation's slot"
+                                      : "another live node uses the same incarnation");
+  }
+  // What was written under the old incarnation must be durable before the rest moves to a new one,
+  // or a restart would count it under both.
+  renewing_ = true;
+  if (!durable_ || persisted_ >= last_write_) renew(now);
+}
+
+void Engine::renew(Nanos now) {
+  renewing_ = false;
+  crdt::Incarnation fresh = options_.fresh_incarnation();
+  std::string error;
+  if (durable_ && !store_->adopt(fresh, now, error)) {
+    store_failed(error, now);
+    return;
+  }
+  reincarnate(fresh, !durable_);
+}
+
+void Engine::reincarnate(const crdt::Incarnation& fresh, bool memory_only) {
+  ++reincarnations_;
+  replica_->reincarnate(fresh, memory_only);
+  limiter_->rebase(fresh, [this](const crdt::CellId& id, const crdt::SlotId& slot) {
+    const crdt::Cell* cell = replica_->find(id);
+    return cell == nullptr ? std::uint64_t{0} : cell->value_of(slot);
+  });
+  events_.reincarnated(fresh);
+}
+
+void Engine::committed(crdt::WriteId upto, Nanos wall) {
+  if (!durable_) return;
+  persisted_ = std::max(persisted_, upto);
+  replica_->persisted(upto, clock(wall));
+  dispatch();
+  settle(false);
+}
+
+void Engine::store_failed(const std::string& reason, Nanos wall) {
+  if (!durable_.exchange(false)) return;
+  clock(wall);
+  failure_ = reason;
+  holding_ = false;
+  renewing_ = false;
+  events_.log("storage_failed", reason);
+  reincarnate(options_.fresh_incarnation(), true);
+  settle(true);
+}
+
+void Engine::settle(bool failed) {
+  while (!drained_.empty() && drained_.front().write <= persisted_) {
+    durable_generation_ = drained_.front().generation;
+    drained_.pop_front();
+  }
+  while (!waiters_.empty() && (failed || waiters_.front().generation <= durable_generation_)) {
+    auto done = std::move(waiters_.front().done);
+    bool durable = waiters_.front().generation <= durable_generation_;
+    waiters_.pop_front();
+    done(durable);
+  }
+}
+
+void Engine::peer_up(crdt::PeerIndex peer, const crdt::Incarnation& incarnation, Nanos wall) {
+  Nanos now = clock(wall);
+  replica_->peer_up(peer, incarnation, now);
+  replica_->tick(now);
+  dispatch();
+  handle_alarms(now);
+}
+
+void Engine::peer_down(crdt::PeerIndex peer) {
+  replica_->peer_down(peer);
+}
+
+void Engine::receive(crdt::PeerIndex peer, const crdt::Incarnation& from,
+                     const crdt::Message& message, Nanos wall) {
+  Nanos now = clock(wall);
+  replica_->receive(peer, from, message, now);
+  dispatch();
+  handle_alarms(now);
+}
+
+EngineStatus Engine::status() const {
+  return {durable_, failure_, holding_, unabsorbed_, reincarnations_};
+}
+
+}  // namespace weir::node

@@ -1,0 +1,136 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <weir/crdt/replica.h>
+#include <weir/limits/limiter.h>
+#include <weir/storage/store.h>
+
+namespace weir::node {
+
+struct EngineOptions {
+  crdt::ReplicaOptions replica;  ///< `incarnation` is ignored: the engine takes a fresh one
+  std::shared_ptr<const RuleSet> rules;
+  HashKey hash_key{};
+  std::size_t max_series = 1u << 20;
+  Nanos sweep_interval = kSecond;
+  /// How far ahead of now the time floor is kept on disk. After a crash the clock resumes there, so
+  /// it may stand still for this long.
+  Nanos time_ahead = 2 * kSecond;
+  /// Uncommitted writes at which the engine stops handing over more: the limiter keeps the totals,
+  /// so a disk that is slow costs no memory.
+  std::uint64_t max_backlog = 64;
+  /// Makes an id that was never used before. Called at start and after a tripwire.
+  std::function<crdt::Incarnation()> fresh_incarnation;
+};
+
+/// What the engine tells its driver. Called on the driver's thread, never re-entrantly from
+/// check().
+struct EngineEvents {
+  std::function<void(crdt::PeerIndex, const crdt::Message&)> send;
+  /// The node goes on under another incarnation: sessions must be made anew.
+  std::function<void(const crdt::Incarnation&)> reincarnated;
+  std::function<void(const std::string& event, const std::string& detail)> log;
+};
+
+struct EngineStatus {
+  bool durable = false;          ///< a store is open and has not failed
+  std::string storage_failure;   ///< why it has
+  bool holding = false;          ///< waiting for a slow disk
+  std::uint64_t unabsorbed = 0;  ///< cells from peers that found no memory in the limiter
+  std::uint64_t reincarnations = 0;
+};
+
+/// Limiter, replica and store as one node, without sockets, threads or a clock: the daemon drives
+/// it from libuv, the simulator from a seed. One thread drives it; check() and clock() may be
+/// called from any thread at any time.
+///
+/// A count's way: check() -> limiter; pump() -> replica and store; committed() -> visible to peers.
+/// A peer's count: receive() -> replica and limiter at once, store; committed() -> acknowledged.
+class Engine {
+ public:
+  /// `store` null: memory only. It must outlive the engine.
+  Engine(EngineOptions options, storage::Store* store, EngineEvents events);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Opens the store under a fresh incarnation and takes in what it holds. `store_events` go to the
+  /// store as they are: the driver brings them back to its thread and calls committed() and
+  /// store_failed(). Returns false and why.
+  bool start(Nanos wall, storage::StoreEvents store_events, std::string& error);
+  /// Hands over everything, commits it and closes the store. Nothing may be called after it.
+  void stop(Nanos wall);
+
+  /// The node's time: max(wall, all earlier results), also across a restart.
+  Nanos clock(Nanos wall);
+
+  /// Decides. If the decision wants_commit the answer must wait: see when_durable().
+  void check(const Request& request, Nanos wall, Decision& out);
+  /// Calls back, from a later pump() or committed(), once everything decided before this call is
+  /// durable (true) or can no longer become so (false). Driver's thread.
+  void when_durable(std::function<void(bool durable)> done);
+  bool has_waiters() const { return !waiters_.empty(); }
+
+  /// Moves counts along and does what is due. Call every few milliseconds.
+  void pump(Nanos wall);
+  void committed(crdt::WriteId upto, Nanos wall);
+  void store_failed(const std::string& reason, Nanos wall);
+  void peer_up(crdt::PeerIndex peer, const crdt::Incarnation& incarnation, Nanos wall);
+  void peer_down(crdt::PeerIndex peer);
+  void receive(crdt::PeerIndex peer, const crdt::Incarnation& from, const crdt::Message& message,
+               Nanos wall);
+  /// False: the disk is behind, the driver should let peers wait.
+  bool ready_for_more() const { return !holding_; }
+
+  Limiter& limiter() { return *limiter_; }
+  const crdt::Replica& replica() const { return *replica_; }
+  EngineStatus status() const;
+
+ private:
+  struct Waiter {
+    std::uint64_t generation = 0;
+    std::function<void(bool)> done;
+  };
+  struct Drained {
+    std::uint64_t generation = 0;
+    crdt::WriteId write = 0;
+  };
+
+  bool drain(Nanos now);
+  void dispatch();
+  void handle_alarms(Nanos now);
+  void renew(Nanos now);
+  void reincarnate(const crdt::Incarnation& fresh, bool memory_only);
+  void settle(bool failed);
+
+  EngineOptions options_;
+  storage::Store* store_;
+  EngineEvents events_;
+  std::unique_ptr<Limiter> limiter_;
+  std::unique_ptr<crdt::Replica> replica_;
+  std::atomic<Nanos> time_{0};
+  std::atomic<bool> durable_{false};
+  Nanos reserved_ = 0;
+  Nanos next_sweep_ = 0;
+  std::uint64_t generation_ = 1;  // of drains: what is decided now is in the one that ends next
+  crdt::WriteId last_write_ = 0;
+  crdt::WriteId persisted_ = 0;
+  std::deque<Drained> drained_;
+  std::uint64_t durable_generation_ = 0;
+  std::deque<Waiter> waiters_;
+  std::vector<crdt::OwnCount> counts_;
+  bool holding_ = false;
+  bool renewing_ = false;  // a tripwire asked for a new incarnation; writes are still on their way
+  std::string failure_;
+  std::uint64_t unabsorbed_ = 0;
+  std::uint64_t reincarnations_ = 0;
+};
+
+}  // namespace weir::node

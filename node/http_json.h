@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <weir/limits/request.h>
+#include <weir/node/http_headers.h>
+
+namespace weir::node {
+
+/// The body of POST /v1/check, checked.
+struct CheckBody {
+  std::string domain;
+  std::vector<std::pair<std::string, std::string>> descriptor;
+  std::uint64_t hits = 1;
+};
+
+/// Why a body was refused.
+struct BodyError {
+  std::string field;     ///< "descriptor[3].value"; empty for the body as a whole
+  std::string expected;  ///< what should stand there
+};
+
+inline constexpr std::size_t kMaxEntries = 64;
+inline constexpr std::size_t kMaxEntryText = 4096;  ///< bytes of one key or one value
+inline constexpr std::size_t kMaxDomainText = 256;
+inline constexpr std::uint64_t kMaxHits = 1ull << 53;
+
+/// Reads {"domain": "api", "descriptor": {"key": "value"} or [{"key": …, "value": …}], "hits": 1}.
+/// Only `domain` is required. Unknown and repeated names are refused, and so is everything outside
+/// the bounds above. False with the first mistake in `error`.
+bool parse_check(std::string_view body, CheckBody& out, BodyError& error);
+
+/// An RFC 9457 problem document; `field` is left out if empty. Never throws: what is not UTF-8 is
+/// replaced.
+std::string problem_json(unsigned status, std::string_view title, std::string_view detail,
+                         std::string_view field = {});
+
+/// The body of a 200 or, for a denial, of a 429 (a problem document with the same members).
+/// Lengths of time are in milliseconds, rounded up, and null for never.
+std::string answer_json(const HttpAnswer& answer);
+
+}  // namespace weir::node

@@ -1,0 +1,58 @@
+#include <fmt/format.h>
+#include <sodium.h>
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+#include <string>
+
+#include <weir/limits/rules_yaml.h>
+#include <weir/node/config.h>
+#include <weir/node/daemon.h>
+#include <weir/node/version.h>
+
+namespace {
+
+constexpr int kUsage = 2;
+constexpr int kFailed = 1;
+
+template <typename Errors>
+int report(const Errors& errors) {
+  for (const auto& error : errors) fmt::print(stderr, "{}\n", error.to_string());
+  return kUsage;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"A weir node: counts and decides in its region, and merges with the others.",
+               "weir-node"};
+  std::string path;
+  bool validate = false;
+  app.add_option("--config", path, "The node's configuration, for example node.yaml")->required();
+  app.add_flag("--validate", validate, "Check the configuration and the rules, and exit");
+  app.set_version_flag("--version", std::string(weir::node::kVersion));
+  CLI11_PARSE(app, argc, argv);
+
+  weir::node::LoadedConfig loaded = weir::node::load_config(path);
+  if (!loaded.config) return report(loaded.errors);
+  weir::LoadedRules rules = weir::load_rules(loaded.config->rules);
+  if (!rules.rules) return report(rules.errors);
+  if (validate) return 0;
+
+  if (sodium_init() < 0) {
+    fmt::print(stderr, "weir-node: libsodium cannot start (no source of random numbers?)\n");
+    return kFailed;
+  }
+  weir::node::LogOptions options;
+  options.level = loaded.config->log_level;
+  options.format = loaded.config->log_format;
+  weir::node::Log log(options);
+  weir::node::Daemon daemon(*loaded.config, rules.rules, log);
+  std::string error;
+  if (!daemon.start(error)) {
+    log.error("start_failed", {{"reason", error}});
+    return kFailed;
+  }
+  daemon.run();
+  return 0;
+}

@@ -1,0 +1,152 @@
+#include <weir/node/metrics.h>
+
+#include <initializer_list>
+#include <utility>
+
+#include <prometheus/metric_family.h>
+#include <prometheus/text_serializer.h>
+
+#include <weir/node/utf8.h>
+
+namespace weir::node {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+
+using Labels = std::initializer_list<std::pair<const char*, const std::string&>>;
+
+class Page {
+ public:
+  // The family that add() fills next.
+  void counter(const char* name, const char* help) { family(name, help, MetricType::Counter); }
+  void gauge(const char* name, const char* help) { family(name, help, MetricType::Gauge); }
+
+  void add(Labels labels, double value) {
+    ClientMetric metric;
+    for (const auto& [name, text] : labels) metric.label.push_back({name, to_valid_utf8(text)});
+    if (families_.back().type == MetricType::Counter) {
+      metric.counter.value = value;
+    } else {
+      metric.gauge.value = value;
+    }
+    families_.back().metric.push_back(std::move(metric));
+  }
+  void add(Labels labels, std::uint64_t value) { add(labels, static_cast<double>(value)); }
+
+  std::string text() const { return prometheus::TextSerializer().Serialize(families_); }
+
+ private:
+  void family(const char* name, const char* help, MetricType type) {
+    families_.push_back({name, help, type, {}});
+  }
+  std::vector<MetricFamily> families_;
+};
+
+void add_rules(Page& page, const std::vector<RuleMetrics>& rules) {
+  const std::string allowed = "allowed";
+  const std::string denied = "denied";
+  const std::string shadow = "shadow_denied";
+  page.counter("weir_rule_decisions_total",
+               "Requests a rule was asked about, by its verdict; shadow_denied would have been "
+               "denied if the rule were enforced.");
+  for (const RuleMetrics& rule : rules) {
+    const auto one = [&](const std::string& verdict, std::uint64_t count) {
+      page.add({{"domain", rule.domain}, {"rule", rule.rule}, {"verdict", verdict}}, count);
+    };
+    one(allowed, rule.allowed);
+    one(denied, rule.shadow ? 0 : rule.denied);
+    one(shadow, rule.shadow ? rule.denied : 0);
+  }
+  page.counter("weir_rule_degraded_total",
+               "Requests that a rule's on_failure answered because it could not count them.");
+  for (const RuleMetrics& rule : rules) {
+    page.add({{"domain", rule.domain}, {"rule", rule.rule}}, rule.degraded);
+  }
+}
+
+void add_peers(Page& page, const std::vector<PeerMetrics>& peers) {
+  page.gauge("weir_peer_up", "1 while there is a session to the peer.");
+  for (const PeerMetrics& peer : peers) page.add({{"peer", peer.peer}}, peer.up ? 1.0 : 0.0);
+
+  page.gauge("weir_peer_unacked_changes", "Changes that the peer has not acknowledged.");
+  for (const PeerMetrics& peer : peers) page.add({{"peer", peer.peer}}, peer.unacked);
+
+  page.gauge("weir_peer_out_of_step_seconds",
+             "Time since the peer was known to hold everything this node had; absent if it never "
+             "was.");
+  for (const PeerMetrics& peer : peers) {
+    if (peer.out_of_step) page.add({{"peer", peer.peer}}, *peer.out_of_step);
+  }
+
+  page.gauge("weir_peer_clock_skew_seconds",
+             "How far the peer's clock is ahead of this node's; absent if not known.");
+  for (const PeerMetrics& peer : peers) {
+    if (peer.skew) page.add({{"peer", peer.peer}}, *peer.skew);
+  }
+
+  page.counter("weir_peer_dropped_messages_total",
+               "Messages to the peer that were dropped because it was down or slow; they are sent "
+               "again later.");
+  for (const PeerMetrics& peer : peers) page.add({{"peer", peer.peer}}, peer.dropped_messages);
+}
+
+void add_storage(Page& page, const StorageMetrics& storage) {
+  page.gauge("weir_storage_ok", "1 while the store is durable, 0 after it failed.");
+  page.add({}, storage.ok ? 1.0 : 0.0);
+  page.counter("weir_storage_commits_total", "Durable commits.");
+  page.add({}, storage.commits);
+  page.counter("weir_storage_records_total", "Records appended to the log.");
+  page.add({}, storage.records);
+  page.counter("weir_storage_written_bytes_total", "Bytes of the records appended.");
+  page.add({}, storage.bytes);
+  page.gauge("weir_storage_backlog_writes", "Writes that wait for a commit.");
+  page.add({}, storage.backlog);
+  page.gauge("weir_storage_last_commit_duration_seconds", "How long the last commit took.");
+  page.add({}, storage.last_commit_seconds);
+}
+
+void add_replica(Page& page, const ReplicaMetrics& replica) {
+  page.counter("weir_replica_late_cells_total",
+               "Cells received after they had expired; acknowledged, without effect.");
+  page.add({}, replica.late_cells);
+  page.counter("weir_replica_future_cells_total",
+               "Cells refused because they start later than max_skew allows.");
+  page.add({}, replica.future_cells);
+  page.counter("weir_replica_invalid_cells_total", "Cells refused because they are malformed.");
+  page.add({}, replica.invalid_cells);
+  page.counter("weir_replica_alarms_total",
+               "Alarms about this node's identity: its own counts ahead at a peer, or two nodes "
+               "under one identity.");
+  page.add({}, replica.alarms);
+}
+
+}  // namespace
+
+std::string render_metrics(const NodeMetrics& metrics) {
+  Page page;
+  page.gauge("weir_build_info", "Always 1; the labels say what runs here.");
+  page.add({{"version", metrics.version},
+            {"cluster", metrics.cluster},
+            {"region", metrics.region},
+            {"node", metrics.node}},
+           1.0);
+  page.gauge("process_start_time_seconds", "Unix time at which the process started.");
+  page.add({}, metrics.start_time_seconds);
+
+  page.gauge("weir_series", "Series held in memory: one for each rule's each key in use.");
+  page.add({}, metrics.series);
+  page.gauge("weir_series_limit", "Most series that may be held (max_series).");
+  page.add({}, metrics.max_series);
+  page.gauge("weir_cells", "Cells held by the replica.");
+  page.add({}, metrics.cells);
+
+  add_rules(page, metrics.rules);
+  add_peers(page, metrics.peers);
+  if (metrics.storage) add_storage(page, *metrics.storage);
+  add_replica(page, metrics.replica);
+  return page.text();
+}
+
+}  // namespace weir::node

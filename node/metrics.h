@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <weir/crdt/time.h>
+
+namespace weir::node {
+
+/// What one rule did since the start.
+struct RuleMetrics {
+  std::string domain;
+  std::string rule;
+  std::uint64_t allowed = 0;
+  std::uint64_t denied = 0;    ///< for a shadow rule: would have been
+  std::uint64_t degraded = 0;  ///< answered by on_failure
+  bool shadow = false;
+};
+
+struct PeerMetrics {
+  std::string peer;  ///< "region/node"
+  bool up = false;
+  std::uint64_t unacked = 0;          ///< changes the peer has not acknowledged
+  std::optional<double> out_of_step;  ///< seconds since it held all of ours; unknown: never did
+  std::optional<double> skew;         ///< seconds its clock is ahead of ours
+  std::uint64_t dropped_messages = 0;
+};
+
+struct StorageMetrics {
+  bool ok = true;
+  std::uint64_t commits = 0;
+  std::uint64_t records = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t backlog = 0;       ///< writes waiting for a commit
+  double last_commit_seconds = 0;  ///< how long the last commit took
+};
+
+struct ReplicaMetrics {
+  std::uint64_t late_cells = 0;
+  std::uint64_t future_cells = 0;
+  std::uint64_t invalid_cells = 0;
+  std::uint64_t alarms = 0;
+};
+
+/// Everything a scrape tells, taken at one moment.
+struct NodeMetrics {
+  std::string version;  ///< build info
+  std::string cluster;
+  std::string region;
+  std::string node;
+  double start_time_seconds = 0;  ///< Unix time of the process's start
+  std::uint64_t series = 0;
+  std::uint64_t max_series = 0;
+  std::uint64_t cells = 0;
+  std::vector<RuleMetrics> rules;
+  std::vector<PeerMetrics> peers;
+  std::optional<StorageMetrics> storage;  ///< none: in memory only
+  ReplicaMetrics replica;
+};
+
+/// The Prometheus text format, version 0.0.4. The number of lines depends on the configuration
+/// alone (rules, peers), never on users or keys. Text that is not UTF-8 is replaced.
+std::string render_metrics(const NodeMetrics& metrics);
+
+}  // namespace weir::node

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <weir/crdt/time.h>
+
+namespace weir::rpc {
+
+/// What one matching rule says of one request (weir::RuleStatus with the rule's name).
+struct CheckStatus {
+  std::string rule;
+  std::uint64_t limit = 0;
+  std::uint64_t remaining = 0;
+  Nanos reset = 0;        ///< until the rule is as if unused
+  Nanos retry_after = 0;  ///< denied: until this cost passes; kNever if it never can
+  bool allowed = true;
+  bool shadow = false;
+  bool degraded = false;
+  friend bool operator==(const CheckStatus&, const CheckStatus&) = default;
+};
+
+/// The answer to one request, as a server gives it and a client gets it.
+struct CheckReply {
+  /// Not empty: no decision was made, and says why ("deadline", "unavailable: …", or what was wrong
+  /// with the request). Whether the request may then pass is the caller's policy.
+  std::string error;
+  bool allowed = false;
+  int deciding = -1;  ///< index into statuses; -1: no enforcing rule matched
+  std::vector<CheckStatus> statuses;
+
+  const CheckStatus* decider() const {
+    return deciding < 0 ? nullptr : &statuses[static_cast<std::size_t>(deciding)];
+  }
+  friend bool operator==(const CheckReply&, const CheckReply&) = default;
+};
+
+/// One request, owning its text.
+struct CheckItem {
+  std::string domain;
+  std::vector<std::pair<std::string, std::string>> entries;
+  std::uint64_t hits = 1;  ///< 0 peeks
+  friend bool operator==(const CheckItem&, const CheckItem&) = default;
+};
+
+/// Bounds of the client protocol, kept by clients and enforced by servers.
+inline constexpr std::size_t kMaxRequestsPerCall = 1024;
+inline constexpr std::size_t kMaxEntries = 64;
+inline constexpr std::size_t kMaxText = 4096;  ///< bytes of a domain, a key or a value
+
+}  // namespace weir::rpc

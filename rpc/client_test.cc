@@ -1,0 +1,366 @@
+#include <weir/rpc/client.h>
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+#include <optional>
+#include <thread>
+
+#include <weir/rpc/service.h>
+#include <weir/rpc/test_util.h>
+
+namespace weir::rpc {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Allows below 100 hits, names the rule after the domain; can be made to answer late or never.
+class Handler : public ServiceHandler {
+ public:
+  explicit Handler(EventLoop& loop) : loop_(loop) {}
+  kj::Promise<void> check(std::span<const weir::Request> requests,
+                          std::span<CheckReply> replies) override {
+    ++calls;
+    seen += requests.size();
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      CheckStatus status;
+      status.rule = std::string(requests[i].domain);
+      status.limit = requests[i].hits;
+      status.allowed = replies[i].allowed = requests[i].hits < 100;
+      status.retry_after = status.allowed ? 0 : kNever;
+      replies[i].deciding = 0;
+      replies[i].statuses = {status};
+    }
+    if (mute) return kj::NEVER_DONE;
+    if (int ms = delay_ms; ms > 0) return loop_.timer().afterDelay(ms * kj::MILLISECONDS);
+    return kj::READY_NOW;
+  }
+  std::string status_json() override { return R"({"ok":true})"; }
+
+  std::atomic<int> calls{0};
+  std::atomic<std::size_t> seen{0};
+  std::atomic<bool> mute{false};
+  std::atomic<int> delay_ms{0};
+
+ private:
+  EventLoop& loop_;
+};
+
+/// A server in a thread of its own.
+class ServerThread {
+ public:
+  explicit ServerThread(std::uint16_t port = 0, ServiceLimits limits = {}) {
+    std::promise<void> ready;
+    thread_ = std::thread([&, port, limits] {
+      EventLoop loop;
+      Handler handler(loop);
+      ServiceServer server(loop, "127.0.0.1:" + std::to_string(port), handler, limits);
+      std::string error;
+      EXPECT_TRUE(server.start(error)) << error;
+      loop_ = &loop;
+      handler_ = &handler;
+      port_ = server.port();
+      ready.set_value();
+      loop.run();
+    });
+    ready.get_future().wait();
+  }
+  ~ServerThread() {
+    loop_->stop();
+    thread_.join();
+  }
+  std::uint16_t port() const { return port_; }
+  std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
+  Handler& handler() { return *handler_; }
+
+ private:
+  EventLoop* loop_ = nullptr;
+  Handler* handler_ = nullptr;
+  std::uint16_t port_ = 0;
+  std::thread thread_;
+};
+
+ClientOptions patient(const std::string& address) {
+  ClientOptions out;
+  out.address = address;
+  out.deadline = 20 * kSecond;
+  out.status_deadline = 20 * kSecond;
+  out.backoff_min = 5 * kMillisecond;
+  out.backoff_max = 20 * kMillisecond;
+  return out;
+}
+
+CheckItem item(std::uint64_t hits, const std::string& domain = "api") {
+  return {domain, {{"key", "value"}}, hits};
+}
+
+bool wait_for(const std::function<bool()>& condition) {
+  auto end = Clock::now() + test::kPatience;
+  while (!condition()) {
+    if (Clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return true;
+}
+
+TEST(Client, ChecksOneAndMany) {
+  ServerThread server;
+  Client client(patient(server.address()));
+  CheckReply reply = client.check(item(1));
+  EXPECT_EQ(reply.error, "");
+  EXPECT_TRUE(reply.allowed);
+  ASSERT_NE(reply.decider(), nullptr);
+  EXPECT_EQ(reply.decider()->rule, "api");
+
+  std::vector<CheckItem> items;
+  for (std::uint64_t i = 0; i < 3000; ++i) items.push_back(item(i));  // more than one message takes
+  auto replies = client.check(items);
+  ASSERT_EQ(replies.size(), items.size());
+  for (std::uint64_t i = 0; i < replies.size(); ++i) {
+    EXPECT_EQ(replies[i].error, "");
+    EXPECT_EQ(replies[i].allowed, i < 100);
+    ASSERT_EQ(replies[i].statuses.size(), 1u);
+    EXPECT_EQ(replies[i].statuses[0].limit, i);
+    EXPECT_EQ(replies[i].statuses[0].retry_after, i < 100 ? 0 : kNever);
+  }
+  EXPECT_EQ(server.handler().seen, 3001u);
+  EXPECT_TRUE(client.check(std::span<const CheckItem>{}).empty());
+}
+
+TEST(Client, StatusAndItsErrors) {
+  std::uint16_t port = 0;
+  {
+    ServerThread server;
+    port = server.port();
+    Client client(patient(server.address()));
+    std::string error = "stale";
+    EXPECT_EQ(client.status(&error), R"({"ok":true})");
+    EXPECT_EQ(error, "");
+  }
+  auto options = patient("127.0.0.1:" + std::to_string(port));
+  Client client(options);
+  std::string error;
+  EXPECT_EQ(client.status(&error), "");
+  EXPECT_EQ(error.find("unavailable: "), 0u) << error;
+  EXPECT_EQ(client.status(), "");
+
+  test::DeafServer deaf;
+  options = patient(deaf.address());
+  options.status_deadline = 20 * kMillisecond;
+  Client waiting(options);
+  EXPECT_EQ(waiting.status(&error), "");
+  EXPECT_EQ(error, "deadline");
+}
+
+TEST(Client, ConcurrentCallersShareMessages) {
+  ServerThread server;
+  Client client(patient(server.address()));
+  ASSERT_EQ(client.check(item(1)).error, "");
+  server.handler().delay_ms = 2;  // so that requests gather behind those in flight
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 50; ++i) {
+        std::string domain = std::to_string(t) + "." + std::to_string(i);
+        CheckReply reply = client.check(item(1, domain));
+        if (!reply.error.empty() || reply.statuses.size() != 1 ||
+            reply.statuses[0].rule != domain) {
+          ++wrong;
+        }
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(server.handler().seen, 401u);
+}
+
+TEST(Client, RequestsGatherIntoOneCall) {
+  ServerThread server;
+  Client client(patient(server.address()));
+  ASSERT_EQ(client.check(item(1)).error, "");
+  server.handler().delay_ms = 5;
+  int before = server.handler().calls;
+  std::vector<std::future<std::vector<CheckReply>>> answers;
+  for (int i = 0; i < 2000; ++i) answers.push_back(client.check_async({item(1)}));
+  for (auto& answer : answers) EXPECT_EQ(answer.get()[0].error, "");
+  EXPECT_LT(server.handler().calls - before, 1000);
+}
+
+TEST(Client, WrongRequestsAreToldApartAndTheOthersAnswered) {
+  ServerThread server;
+  Client client(patient(server.address()));
+  std::vector<CheckItem> items(4, item(1));
+  items[0].domain.assign(kMaxText + 1, 'x');
+  items[1].entries.resize(kMaxEntries + 1);
+  items[2].entries[0].second.assign(kMaxText + 1, 'x');
+  auto replies = client.check(items);
+  EXPECT_NE(replies[0].error.find("domain is too long"), std::string::npos);
+  EXPECT_NE(replies[1].error.find("too many descriptor entries"), std::string::npos);
+  EXPECT_NE(replies[2].error.find("entry is too long"), std::string::npos);
+  EXPECT_EQ(replies[3].error, "");
+  EXPECT_EQ(server.handler().seen, 1u);
+  EXPECT_NE(client.check(items[0]).error, "") << "with nothing left to send";
+}
+
+TEST(Client, LargeTextIsSplitOverMessages) {
+  ServerThread server;
+  Client client(patient(server.address()));
+  CheckItem large = item(1);
+  large.entries.assign(kMaxEntries, {std::string(kMaxText, 'k'), std::string(kMaxText, 'v')});
+  std::vector<CheckItem> items(40, large);  // 20 MiB
+  for (const auto& reply : client.check(items)) EXPECT_EQ(reply.error, "");
+}
+
+TEST(Client, NobodyThere) {
+  std::uint16_t port;
+  {
+    test::DeafServer gone;
+    port = gone.port();
+  }
+  auto options = patient("127.0.0.1:" + std::to_string(port));
+  options.backoff_min = options.backoff_max = kMinute;
+  Client client(options);
+  std::string error = client.check(item(1)).error;
+  EXPECT_EQ(error.find("unavailable: "), 0u) << error;
+  auto start = Clock::now();
+  error = client.check(item(1)).error;  // known to be down: fails at once
+  EXPECT_NE(error.find("Connection refused"), std::string::npos) << error;
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
+  EXPECT_FALSE(client.connected());
+}
+
+TEST(Client, AWrongAddressIsAnError) {
+  Client client(patient("not an address"));
+  EXPECT_NE(client.check(item(1)).error.find("expected an address"), std::string::npos);
+}
+
+TEST(Client, DeadlineAgainstAServerThatNeverAnswers) {
+  test::DeafServer deaf;  // connects, and that is all
+  auto options = patient(deaf.address());
+  options.deadline = 30 * kMillisecond;
+  options.breaker_misses = 0;
+  Client client(options);
+  ASSERT_TRUE(wait_for([&] { return client.connected(); }));
+  for (int i = 0; i < 5; ++i) {
+    auto start = Clock::now();
+    EXPECT_EQ(client.check(item(1)).error, "deadline");
+    auto took = Clock::now() - start;
+    EXPECT_GE(took, std::chrono::milliseconds(30));
+    EXPECT_LT(took, std::chrono::seconds(5));
+  }
+  EXPECT_EQ(client.check_async({item(1), item(2)}).get()[1].error, "deadline");
+}
+
+TEST(Client, LateAnswersAreDroppedAndTheNextCallWorks) {
+  ServerThread server;
+  auto options = patient(server.address());
+  options.deadline = 500 * kMillisecond;
+  options.breaker_misses = 0;
+  Client client(options);
+  ASSERT_TRUE(wait_for([&] { return client.check(item(1)).error.empty(); }));
+  server.handler().delay_ms = 1000;
+  EXPECT_EQ(client.check(item(2)).error, "deadline");
+  server.handler().delay_ms = 0;
+  EXPECT_TRUE(wait_for([&] { return client.check(item(3)).error.empty(); }));
+}
+
+TEST(Client, ReconnectsToARestartedServer) {
+  auto server = std::make_unique<ServerThread>();
+  std::uint16_t port = server->port();
+  Client client(patient(server->address()));
+  ASSERT_EQ(client.check(item(1)).error, "");
+  server.reset();
+  ASSERT_TRUE(wait_for([&] { return !client.connected(); }));
+  EXPECT_NE(client.check(item(1)).error, "");
+  server = std::make_unique<ServerThread>(port);
+  ASSERT_TRUE(wait_for([&] { return client.check(item(1)).error.empty(); }));
+}
+
+TEST(Client, NeverSendsARequestTwice) {
+  auto server = std::make_unique<ServerThread>();
+  Client client(patient(server->address()));
+  ASSERT_EQ(client.check(item(1)).error, "");
+  std::uint16_t port = server->port();
+  server->handler().mute = true;
+  auto answer = client.check_async({item(1)});
+  ASSERT_TRUE(wait_for([&] { return server->handler().seen == 2; }));
+  server.reset();
+  EXPECT_EQ(answer.get()[0].error.find("unavailable: "), 0u);
+  ServerThread next(port);
+  ASSERT_TRUE(wait_for([&] { return client.connected(); }));
+  EXPECT_EQ(client.check(item(5)).error, "");
+  EXPECT_EQ(next.handler().seen, 1u) << "only what was asked after the restart";
+}
+
+TEST(Client, CircuitOpensAndClosesAgain) {
+  ServerThread server;
+  auto options = patient(server.address());
+  options.deadline = 300 * kMillisecond;
+  options.breaker_misses = 2;
+  options.breaker_open = 600 * kMillisecond;
+  Client client(options);
+  ASSERT_TRUE(wait_for([&] { return client.check(item(1)).error.empty(); }));
+  server.handler().mute = true;
+  std::string error;
+  ASSERT_TRUE(wait_for([&] {
+    error = client.check(item(1)).error;
+    return error.find("circuit open") != std::string::npos;
+  })) << error;
+  auto seen = server.handler().seen.load();
+  EXPECT_NE(client.check(item(1)).error, "");
+  EXPECT_EQ(server.handler().seen, seen) << "an open circuit sends nothing";
+  server.handler().mute = false;
+  EXPECT_TRUE(wait_for([&] { return client.check(item(1)).error.empty(); }));
+}
+
+TEST(Client, AShedCallIsUnavailable) {
+  ServiceLimits limits;
+  limits.calls_per_connection = 0;
+  ServerThread server(0, limits);
+  Client client(patient(server.address()));
+  std::string error = client.check(item(1)).error;
+  EXPECT_EQ(error, "unavailable: too many calls in flight on this connection");
+}
+
+TEST(Client, WhatWaitsIsBounded) {
+  ServerThread server;
+  auto options = patient(server.address());
+  options.max_waiting = 10;
+  Client client(options);
+  ASSERT_EQ(client.check(item(1)).error, "");
+  server.handler().mute = true;
+  std::vector<CheckItem> items(8, item(1));
+  auto first = client.check_async(items);
+  auto second = client.check_async(items);
+  EXPECT_EQ(second.get()[0].error, "unavailable: too many requests wait for an answer");
+}
+
+TEST(Client, DestructionAnswersWhatWaits) {
+  ServerThread server;
+  std::future<std::vector<CheckReply>> answer;
+  {
+    Client client(patient(server.address()));
+    ASSERT_EQ(client.check(item(1)).error, "");
+    server.handler().mute = true;
+    answer = client.check_async({item(1)});
+  }
+  EXPECT_EQ(answer.get()[0].error, "unavailable: client closed");
+}
+
+TEST(Client, CallbacksMayThrowOrAskForTrouble) {
+  ServerThread server;
+  Client client(patient(server.address()));
+  std::promise<std::string> told;
+  client.check_async({item(1)}, [&](std::vector<CheckReply>) {
+    told.set_value(client.check(item(1)).error);
+    throw std::runtime_error("from a callback");
+  });
+  EXPECT_NE(told.get_future().get().find("own thread"), std::string::npos);
+  EXPECT_EQ(client.check(item(1)).error, "");
+}
+
+}  // namespace
+}  // namespace weir::rpc

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <kj/async.h>
+#include <kj/timer.h>
+#include <uv.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace weir::rpc {
+
+/// Something with output to write at the end of the loop's turn.
+class Flushable {
+ public:
+  virtual void flush() noexcept = 0;
+
+ protected:
+  ~Flushable() = default;
+};
+
+/// KJ's event loop and a libuv loop, turning together in the thread that made it. Handles of other
+/// libraries may live on uv() beside it; they must be closed before the loop is destroyed.
+///
+/// All members are for the loop's own thread, except post() and stop(). At most one EventLoop per
+/// thread.
+class EventLoop final : private kj::EventPort {
+ public:
+  EventLoop();
+  ~EventLoop();
+  EventLoop(const EventLoop&) = delete;
+  EventLoop& operator=(const EventLoop&) = delete;
+
+  /// Turns until stop(). No exception leaves it: what escapes a callback is logged.
+  void run();
+  /// Makes run() return after its turn. Any thread; also before run().
+  void stop();
+  /// Runs `task` on the loop's thread, in order of posting. Any thread. Tasks that have not run
+  /// when the loop is destroyed are destroyed unrun.
+  void post(std::function<void()> task);
+
+  uv_loop_t* uv() { return &uv_; }
+  kj::Timer& timer() { return timer_; }
+  /// For Promise::wait() outside of run(): it turns the libuv loop too.
+  kj::WaitScope& wait_scope() { return *scope_; }
+
+  /// Calls `flushable.flush()` once, before the loop next sleeps. A flushable that goes away before
+  /// that must call forget().
+  void flush_later(Flushable& flushable) { dirty_.push_back(&flushable); }
+  void forget(Flushable& flushable);
+
+  /// KJ events that run before libuv gets its turn again, so that neither starves the other.
+  static constexpr unsigned kEventsPerTurn = 4096;
+
+ private:
+  bool wait() override;
+  bool poll() override;
+  void setRunnable(bool runnable) override;
+  void wake() const override;
+
+  bool turn_uv(uv_run_mode mode);
+  void run_posted();
+  void pump();
+  void flush_dirty();
+  void before_sleep();
+  void after_sleep();
+
+  uv_loop_t uv_;
+  uv_prepare_t prepare_;
+  uv_check_t check_;
+  uv_idle_t idle_;
+  uv_timer_t alarm_;
+  mutable uv_async_t async_;
+
+  const kj::MonotonicClock& clock_;
+  kj::TimerImpl timer_;
+  mutable std::atomic<bool> woken_{false};
+  bool kj_waits_ = false;  // a Promise::wait() is on the stack: KJ must not be turned from inside
+  bool in_uv_ = false;
+  std::vector<Flushable*> dirty_;
+
+  std::mutex mutex_;
+  std::vector<std::function<void()>> posted_;
+
+  std::unique_ptr<kj::EventLoop> kj_;
+  std::unique_ptr<kj::WaitScope> scope_;
+};
+
+}  // namespace weir::rpc

@@ -1,0 +1,174 @@
+@0x9c42e111e776728b;
+# What nodes say to each other and what clients say to a node. docs/protocol.md explains it.
+#
+# Growth: fields, union members and methods are only ever added, with the next free number; none is
+# renumbered, reused or given another meaning. A change that an older node would misread takes a new
+# protocol version, which the handshake negotiates.
+
+using Cxx = import "/capnp/c++.capnp";
+$Cxx.namespace("weir::rpc::schema");
+
+# ---- Peers ----
+
+struct Member {
+  region @0 :Text;
+  node @1 :Text;
+}
+
+struct Incarnation {
+  hi @0 :UInt64;
+  lo @1 :UInt64;
+}
+
+struct Hello {
+  version @0 :UInt32;        # the newest protocol version the dialer speaks
+  oldestVersion @1 :UInt32;  # and the oldest
+  cluster @2 :Text;
+  member @3 :Member;
+  incarnation @4 :Incarnation;
+  nonce @5 :Data;            # 32 random bytes
+}
+
+struct Welcome {
+  version @0 :UInt32;        # the version this session speaks
+  member @1 :Member;
+  incarnation @2 :Incarnation;
+  nonce @3 :Data;            # 32 random bytes
+}
+
+interface Gate {
+  # What a stranger gets: the two steps of the handshake, each once per connection. If `refused` is
+  # not empty it says why, and nothing else is set.
+  hello @0 (hello :Hello) -> (refused :Text, welcome :Welcome);
+  prove @1 (mac :Data) -> (refused :Text, mac :Data, link :Link);
+}
+
+interface Link {
+  # Carries messages from the dialer to the acceptor, never back.
+  send @0 (message :Message) -> ();  # returns when the receiver is ready for more
+  ping @1 () -> ();
+}
+
+struct Message {
+  union {
+    push @0 :Push;
+    ack @1 :Ack;
+    digestOffer @2 :DigestOffer;
+    inventory @3 :Inventory;
+    repair @4 :Repair;
+  }
+}
+
+struct Push {
+  pusher @0 :Incarnation;
+  after @1 :UInt64;
+  upto @2 :UInt64;
+  base @3 :Bool;
+  delta @4 :Delta;
+}
+
+struct Ack {
+  pusher @0 :Incarnation;
+  receiver @1 :Incarnation;
+  upto @2 :UInt64;
+}
+
+struct DigestOffer {
+  # Groups as columns of equal length.
+  floor @0 :Int64;
+  round @1 :UInt64;
+  groups @2 :Groups;
+  digest @3 :List(UInt64);
+}
+
+struct Groups {
+  grainLog2 @0 :List(Int8);
+  number @1 :List(Int64);
+  shard @2 :List(UInt16);
+}
+
+struct Inventory {
+  # One row of low, high and cellCount for each group; the cells of all groups follow one another.
+  round @0 :UInt64;
+  more @1 :Bool;
+  groups @2 :Groups;
+  low @3 :List(UInt64);
+  high @4 :List(UInt64);
+  cellCount @5 :List(UInt32);
+  cellKey @6 :List(UInt64);
+  cellDigest @7 :List(UInt64);
+}
+
+struct Repair {
+  # Wanted keys of all groups follow one another, keyCount for each group.
+  delta @0 :Delta;
+  groups @1 :Groups;
+  keyCount @2 :List(UInt32);
+  key @3 :List(UInt64);
+}
+
+struct Delta {
+  # Columns, not rows. Lists of one table have equal lengths.
+
+  # Members, and the incarnations that belong to them.
+  members @0 :List(Member);
+  writerHi @1 :List(UInt64);
+  writerLo @2 :List(UInt64);
+  writerMember @3 :List(UInt32);   # index into members; 0xffffffff: not known
+
+  # Cells. A bucket's epoch is -1, -1.
+  seriesHi @4 :List(UInt64);
+  seriesLo @5 :List(UInt64);
+  epochStart @6 :List(Int64);
+  epochExpiry @7 :List(Int64);
+  slotCount @8 :List(UInt32);
+
+  # Slots: those of the first cell, then those of the second, and so on.
+  slotWriter @9 :List(UInt32);     # index into the writers
+  slotBirth @10 :List(UInt64);     # empty: all are 0
+  slotValue @11 :List(UInt64);
+
+  # One row for each bucket cell, in the order of the cells.
+  bucketCounted @12 :List(UInt64);
+  bucketAt @13 :List(Int64);
+  bucketDebtHi @14 :List(UInt64);
+  bucketDebtLo @15 :List(UInt64);
+  bucketTouched @16 :List(Int64);
+  bucketExpiry @17 :List(Int64);
+}
+
+# ---- Clients ----
+
+interface Service {
+  check @0 (requests :List(CheckRequest)) -> (results :List(CheckResult));
+  status @1 () -> (json :Text);
+}
+
+struct CheckRequest {
+  domain @0 :Text;
+  entries @1 :List(Entry);
+  hits @2 :UInt64 = 1;   # 0 peeks
+}
+
+struct Entry {
+  key @0 :Text;
+  value @1 :Text;
+}
+
+struct CheckResult {
+  error @0 :Text;              # not empty: no decision was made
+  allowed @1 :Bool;
+  deciding @2 :Int32 = -1;     # index into statuses; -1: no enforcing rule matched
+  statuses @3 :List(RuleStatus);
+}
+
+struct RuleStatus {
+  rule @0 :Text;
+  limit @1 :UInt64;
+  remaining @2 :UInt64;
+  resetNs @3 :Int64;
+  retryAfterNs @4 :Int64;      # -1: this cost can never pass
+  allowed @5 :Bool;
+  shadow @6 :Bool;
+  degraded @7 :Bool;
+}

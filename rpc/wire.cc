@@ -1,0 +1,652 @@
+#include <weir/rpc/wire.h>
+
+#include <capnp/message.h>
+#include <capnp/serialize.h>
+#include <kj/exception.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <string_view>
+#include <utility>
+
+namespace weir::rpc {
+namespace {
+
+using Words = capnp::List<std::uint64_t>;
+
+constexpr std::uint32_t kNoMember = 0xffffffff;
+constexpr std::size_t kMaxStatuses = 1024;
+
+bool fail(std::string& error, std::string what) {
+  error = std::move(what);
+  return false;
+}
+
+std::string at(const char* what, std::size_t index) {
+  return std::string(what) + " " + std::to_string(index);
+}
+
+capnp::uint count(std::size_t n) {
+  return static_cast<capnp::uint>(n);
+}
+
+kj::StringPtr text(const std::string& s) {
+  return kj::StringPtr(s.c_str(), s.size());
+}
+
+std::string copy(capnp::Text::Reader in) {
+  return std::string(in.cStr(), in.size());
+}
+
+/// Turns what KJ throws over malformed input into the error.
+template <typename Body>
+bool guarded(std::string& error, Body&& body) {
+  bool ok = false;
+  auto exception = kj::runCatchingExceptions([&] { ok = body(); });
+  KJ_IF_MAYBE (e, exception) {
+    return fail(error, "malformed: " + std::string(e->getDescription().cStr()));
+  }
+  return ok;
+}
+
+// ---- Groups ----
+
+/// A shard that exists, and a generation whose end is an instant that can be computed.
+bool valid_group(const crdt::Group& group) {
+  const crdt::Generation& generation = group.generation;
+  if (group.shard >= (1u << crdt::kShardBits)) return false;
+  if (generation.is_bucket()) return generation == crdt::kBucketGeneration;
+  constexpr std::int64_t kLast = (kMaxTime + 2 * crdt::kMaxLife) / kSecond;
+  return generation.grain_log2 <= 32 && generation.number >= 0 &&
+         generation.number <= (kLast >> generation.grain_log2);
+}
+
+template <typename Items, typename GroupOf>
+bool encode_groups(const Items& items, schema::Groups::Builder out, GroupOf&& group_of,
+                   std::string& error) {
+  if (items.size() > crdt::kMaxOfferGroups) return fail(error, "too many groups");
+  auto grain = out.initGrainLog2(count(items.size()));
+  auto number = out.initNumber(count(items.size()));
+  auto shard = out.initShard(count(items.size()));
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const crdt::Group& group = group_of(items[i]);
+    if (!valid_group(group)) return fail(error, at("group", i) + " is not valid");
+    grain.set(count(i), static_cast<std::int8_t>(group.generation.grain_log2));
+    number.set(count(i), group.generation.number);
+    shard.set(count(i), static_cast<std::uint16_t>(group.shard));
+  }
+  return true;
+}
+
+class GroupReader {
+ public:
+  explicit GroupReader(schema::Groups::Reader in)
+      : grain_(in.getGrainLog2()), number_(in.getNumber()), shard_(in.getShard()) {}
+
+  bool check(std::string& error) const {
+    if (number_.size() > crdt::kMaxOfferGroups) return fail(error, "too many groups");
+    if (grain_.size() != number_.size() || shard_.size() != number_.size()) {
+      return fail(error, "group columns differ in length");
+    }
+    return true;
+  }
+  std::size_t size() const { return number_.size(); }
+  bool get(std::size_t i, crdt::Group& out, std::string& error) const {
+    out = {{grain_[count(i)], number_[count(i)]}, shard_[count(i)]};
+    return valid_group(out) || fail(error, at("group", i) + " is not valid");
+  }
+
+ private:
+  capnp::List<std::int8_t>::Reader grain_;
+  capnp::List<std::int64_t>::Reader number_;
+  capnp::List<std::uint16_t>::Reader shard_;
+};
+
+// ---- The five messages ----
+
+bool encode_as(const crdt::Push& in, schema::Push::Builder out, std::string& error) {
+  write(in.pusher, out.initPusher());
+  out.setAfter(in.after);
+  out.setUpto(in.upto);
+  out.setBase(in.base);
+  return encode(in.delta, out.initDelta(), error);
+}
+
+bool decode_as(schema::Push::Reader in, crdt::Push& out, std::string& error) {
+  out.pusher = read(in.getPusher());
+  out.after = in.getAfter();
+  out.upto = in.getUpto();
+  out.base = in.getBase();
+  return decode(in.getDelta(), out.delta, error);
+}
+
+bool encode_as(const crdt::Ack& in, schema::Ack::Builder out, std::string&) {
+  write(in.pusher, out.initPusher());
+  write(in.receiver, out.initReceiver());
+  out.setUpto(in.upto);
+  return true;
+}
+
+bool decode_as(schema::Ack::Reader in, crdt::Ack& out, std::string&) {
+  out.pusher = read(in.getPusher());
+  out.receiver = read(in.getReceiver());
+  out.upto = in.getUpto();
+  return true;
+}
+
+bool encode_as(const crdt::DigestOffer& in, schema::DigestOffer::Builder out, std::string& error) {
+  out.setFloor(in.floor);
+  out.setRound(in.round);
+  if (!encode_groups(
+          in.groups, out.initGroups(), [](auto& g) -> auto& { return g.group; }, error)) {
+    return false;
+  }
+  auto digest = out.initDigest(count(in.groups.size()));
+  for (std::size_t i = 0; i < in.groups.size(); ++i) digest.set(count(i), in.groups[i].digest);
+  return true;
+}
+
+bool decode_as(schema::DigestOffer::Reader in, crdt::DigestOffer& out, std::string& error) {
+  out.floor = in.getFloor();
+  out.round = in.getRound();
+  if (out.floor < 0 || out.floor > kMaxTime) return fail(error, "floor is out of range");
+  GroupReader groups(in.getGroups());
+  auto digest = in.getDigest();
+  if (!groups.check(error)) return false;
+  if (digest.size() != groups.size()) return fail(error, "digest columns differ in length");
+  out.groups.resize(groups.size());
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    if (!groups.get(i, out.groups[i].group, error)) return false;
+    out.groups[i].digest = digest[count(i)];
+  }
+  return true;
+}
+
+bool encode_as(const crdt::Inventory& in, schema::Inventory::Builder out, std::string& error) {
+  out.setRound(in.round);
+  out.setMore(in.more);
+  if (!encode_groups(
+          in.groups, out.initGroups(), [](auto& g) -> auto& { return g.group; }, error)) {
+    return false;
+  }
+  std::size_t cells = 0;
+  for (const auto& group : in.groups) cells += group.cells.size();
+  if (cells > crdt::kMaxInventoryCells) return fail(error, "too many cells in an inventory");
+  auto low = out.initLow(count(in.groups.size()));
+  auto high = out.initHigh(count(in.groups.size()));
+  auto cell_count = out.initCellCount(count(in.groups.size()));
+  auto key = out.initCellKey(count(cells));
+  auto digest = out.initCellDigest(count(cells));
+  capnp::uint next = 0;
+  for (std::size_t i = 0; i < in.groups.size(); ++i) {
+    const auto& group = in.groups[i];
+    low.set(count(i), group.low);
+    high.set(count(i), group.high);
+    cell_count.set(count(i), count(group.cells.size()));
+    for (const auto& cell : group.cells) {
+      key.set(next, cell.key);
+      digest.set(next, cell.digest);
+      ++next;
+    }
+  }
+  return true;
+}
+
+bool decode_as(schema::Inventory::Reader in, crdt::Inventory& out, std::string& error) {
+  out.round = in.getRound();
+  out.more = in.getMore();
+  GroupReader groups(in.getGroups());
+  if (!groups.check(error)) return false;
+  auto low = in.getLow();
+  auto high = in.getHigh();
+  auto cell_count = in.getCellCount();
+  auto key = in.getCellKey();
+  auto digest = in.getCellDigest();
+  if (low.size() != groups.size() || high.size() != groups.size() ||
+      cell_count.size() != groups.size()) {
+    return fail(error, "inventory columns differ in length");
+  }
+  if (key.size() > crdt::kMaxInventoryCells) return fail(error, "too many cells in an inventory");
+  if (digest.size() != key.size()) return fail(error, "inventory cell columns differ in length");
+  out.groups.resize(groups.size());
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    auto& group = out.groups[i];
+    if (!groups.get(i, group.group, error)) return false;
+    group.low = low[count(i)];
+    group.high = high[count(i)];
+    std::size_t n = cell_count[count(i)];
+    if (n > key.size() - next)
+      return fail(error, at("group", i) + " has more cells than there are");
+    group.cells.resize(n);
+    for (auto& cell : group.cells) {
+      cell = {key[count(next)], digest[count(next)]};
+      ++next;
+    }
+  }
+  if (next != key.size()) return fail(error, "inventory cells that belong to no group");
+  return true;
+}
+
+bool encode_as(const crdt::Repair& in, schema::Repair::Builder out, std::string& error) {
+  if (!encode(in.delta, out.initDelta(), error)) return false;
+  if (!encode_groups(
+          in.wants, out.initGroups(), [](auto& g) -> auto& { return g.group; }, error)) {
+    return false;
+  }
+  std::size_t keys = 0;
+  for (const auto& want : in.wants) keys += want.keys.size();
+  if (keys > crdt::kMaxInventoryCells) return fail(error, "too many wanted cells");
+  auto key_count = out.initKeyCount(count(in.wants.size()));
+  auto key = out.initKey(count(keys));
+  capnp::uint next = 0;
+  for (std::size_t i = 0; i < in.wants.size(); ++i) {
+    key_count.set(count(i), count(in.wants[i].keys.size()));
+    for (std::uint64_t k : in.wants[i].keys) key.set(next++, k);
+  }
+  return true;
+}
+
+bool decode_as(schema::Repair::Reader in, crdt::Repair& out, std::string& error) {
+  if (!decode(in.getDelta(), out.delta, error)) return false;
+  GroupReader groups(in.getGroups());
+  if (!groups.check(error)) return false;
+  auto key_count = in.getKeyCount();
+  auto key = in.getKey();
+  if (key_count.size() != groups.size()) return fail(error, "repair columns differ in length");
+  if (key.size() > crdt::kMaxInventoryCells) return fail(error, "too many wanted cells");
+  out.wants.resize(groups.size());
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    auto& want = out.wants[i];
+    if (!groups.get(i, want.group, error)) return false;
+    std::size_t n = key_count[count(i)];
+    if (n > key.size() - next) return fail(error, at("group", i) + " wants more than there is");
+    want.keys.resize(n);
+    for (auto& k : want.keys) k = key[count(next++)];
+  }
+  if (next != key.size()) return fail(error, "wanted cells that belong to no group");
+  return true;
+}
+
+// ---- Deltas ----
+
+/// Every incarnation that a delta names, once. Sorted rather than hashed: ids are chosen by others,
+/// who could make them collide.
+class WriterTable {
+ public:
+  explicit WriterTable(const crdt::Delta& delta) {
+    for (const auto& cell : delta.cells) {
+      for (const auto& slot : cell.slots) add(slot.id.writer);
+    }
+    for (const auto& [id, member] : delta.members) add(id);
+    std::sort(ids_.begin(), ids_.end());
+    ids_.erase(std::unique(ids_.begin(), ids_.end()), ids_.end());
+  }
+  const std::vector<crdt::Incarnation>& ids() const { return ids_; }
+  std::uint32_t index(const crdt::Incarnation& id) {
+    if (last_ >= ids_.size() || ids_[last_] != id) {
+      auto found = std::lower_bound(ids_.begin(), ids_.end(), id);
+      last_ = static_cast<std::size_t>(found - ids_.begin());
+    }
+    return static_cast<std::uint32_t>(last_);
+  }
+
+ private:
+  void add(const crdt::Incarnation& id) {
+    if (ids_.empty() || ids_.back() != id) ids_.push_back(id);
+  }
+  std::vector<crdt::Incarnation> ids_;
+  std::size_t last_ = 0;
+};
+
+bool decode_writers(schema::Delta::Reader in, std::vector<crdt::Incarnation>& writers,
+                    std::map<crdt::Incarnation, crdt::Member>& members, std::string& error) {
+  auto names = in.getMembers();
+  if (names.size() > kMaxDeltaMembers) return fail(error, "too many members");
+  std::vector<crdt::Member> table(names.size());
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    if (!read(names[count(i)], table[i])) return fail(error, at("member", i) + " has a long name");
+  }
+
+  auto hi = in.getWriterHi();
+  auto lo = in.getWriterLo();
+  auto owner = in.getWriterMember();
+  if (hi.size() > kMaxDeltaWriters) return fail(error, "too many writers");
+  if (lo.size() != hi.size() || owner.size() != hi.size()) {
+    return fail(error, "writer columns differ in length");
+  }
+  writers.resize(hi.size());
+  for (std::size_t i = 0; i < writers.size(); ++i) {
+    writers[i] = {hi[count(i)], lo[count(i)]};
+    if (!writers[i]) return fail(error, at("writer", i) + " is no incarnation");
+    std::uint32_t m = owner[count(i)];
+    if (m == kNoMember) continue;
+    if (m >= table.size()) return fail(error, at("writer", i) + " belongs to no listed member");
+    members.emplace(writers[i], table[m]);
+  }
+  auto sorted = writers;
+  std::sort(sorted.begin(), sorted.end());
+  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
+    return fail(error, "a writer repeats");
+  }
+  return true;
+}
+
+}  // namespace
+
+crdt::Incarnation read(schema::Incarnation::Reader in) {
+  return {in.getHi(), in.getLo()};
+}
+
+void write(const crdt::Incarnation& id, schema::Incarnation::Builder out) {
+  out.setHi(id.hi);
+  out.setLo(id.lo);
+}
+
+bool read(schema::Member::Reader in, crdt::Member& out) {
+  auto region = in.getRegion();
+  auto node = in.getNode();
+  if (region.size() > kMaxName || node.size() > kMaxName) return false;
+  out = {copy(region), copy(node)};
+  return true;
+}
+
+void write(const crdt::Member& member, schema::Member::Builder out) {
+  out.setRegion(text(member.region));
+  out.setNode(text(member.node));
+}
+
+bool encode(const crdt::Delta& delta, schema::Delta::Builder out, std::string& error) {
+  std::size_t slot_total = 0;
+  std::size_t bucket_total = 0;
+  bool births = false;
+  for (const auto& cell : delta.cells) {
+    slot_total += cell.slots.size();
+    bucket_total += cell.id.is_bucket() ? 1 : 0;
+  }
+  if (delta.cells.size() > crdt::kMaxDeltaCells) return fail(error, "too many cells in a delta");
+  if (slot_total > crdt::kMaxDeltaSlots) return fail(error, "too many slots in a delta");
+  WriterTable writers(delta);
+  if (writers.ids().size() > kMaxDeltaWriters) return fail(error, "too many writers");
+
+  auto series_hi = out.initSeriesHi(count(delta.cells.size()));
+  auto series_lo = out.initSeriesLo(count(delta.cells.size()));
+  auto start = out.initEpochStart(count(delta.cells.size()));
+  auto expiry = out.initEpochExpiry(count(delta.cells.size()));
+  auto slot_count = out.initSlotCount(count(delta.cells.size()));
+  auto slot_writer = out.initSlotWriter(count(slot_total));
+  auto slot_value = out.initSlotValue(count(slot_total));
+  auto counted = out.initBucketCounted(count(bucket_total));
+  auto checked = out.initBucketAt(count(bucket_total));
+  auto debt_hi = out.initBucketDebtHi(count(bucket_total));
+  auto debt_lo = out.initBucketDebtLo(count(bucket_total));
+  auto touched = out.initBucketTouched(count(bucket_total));
+  auto bucket_expiry = out.initBucketExpiry(count(bucket_total));
+
+  capnp::uint slot = 0;
+  capnp::uint bucket = 0;
+  for (std::size_t i = 0; i < delta.cells.size(); ++i) {
+    const crdt::Cell& cell = delta.cells[i];
+    if (!crdt::valid(cell)) return fail(error, at("cell", i) + " is not valid");
+    series_hi.set(count(i), cell.id.series.hi);
+    series_lo.set(count(i), cell.id.series.lo);
+    start.set(count(i), cell.id.epoch.start);
+    expiry.set(count(i), cell.id.epoch.expiry);
+    slot_count.set(count(i), count(cell.slots.size()));
+    for (const crdt::Slot& s : cell.slots) {
+      slot_writer.set(slot, writers.index(s.id.writer));
+      slot_value.set(slot, s.value);
+      births |= s.id.birth != 0;
+      ++slot;
+    }
+    if (cell.id.is_bucket()) {
+      const crdt::BucketState& state = cell.bucket;
+      counted.set(bucket, state.checkpoint.counted);
+      checked.set(bucket, state.checkpoint.at);
+      debt_hi.set(bucket, static_cast<std::uint64_t>(state.checkpoint.debt >> 64));
+      debt_lo.set(bucket, static_cast<std::uint64_t>(state.checkpoint.debt));
+      touched.set(bucket, state.touched);
+      bucket_expiry.set(bucket, state.expiry);
+      ++bucket;
+    }
+  }
+  if (births) {
+    auto birth = out.initSlotBirth(count(slot_total));
+    slot = 0;
+    for (const auto& cell : delta.cells) {
+      for (const auto& s : cell.slots) birth.set(slot++, s.id.birth);
+    }
+  }
+
+  // Members may be described that have no slot here, and slots sent whose member is not known.
+  std::map<crdt::Member, std::uint32_t> names;
+  for (const auto& [id, member] : delta.members) {
+    if (!id) return fail(error, "a member's incarnation is zero");
+    if (member.region.size() > kMaxName || member.node.size() > kMaxName) {
+      return fail(error, "a member has a long name");
+    }
+    names.try_emplace(member, static_cast<std::uint32_t>(names.size()));
+  }
+  if (names.size() > kMaxDeltaMembers) return fail(error, "too many members");
+  auto members = out.initMembers(count(names.size()));
+  for (const auto& [member, index] : names) write(member, members[index]);
+  auto writer_hi = out.initWriterHi(count(writers.ids().size()));
+  auto writer_lo = out.initWriterLo(count(writers.ids().size()));
+  auto owner = out.initWriterMember(count(writers.ids().size()));
+  for (std::size_t i = 0; i < writers.ids().size(); ++i) {
+    writer_hi.set(count(i), writers.ids()[i].hi);
+    writer_lo.set(count(i), writers.ids()[i].lo);
+    auto member = delta.members.find(writers.ids()[i]);
+    owner.set(count(i), member == delta.members.end() ? kNoMember : names.at(member->second));
+  }
+  return true;
+}
+
+bool decode(schema::Delta::Reader in, crdt::Delta& out, std::string& error) {
+  return guarded(error, [&] {
+    out = {};
+    std::vector<crdt::Incarnation> writers;
+    if (!decode_writers(in, writers, out.members, error)) return false;
+
+    auto series_hi = in.getSeriesHi();
+    auto series_lo = in.getSeriesLo();
+    auto start = in.getEpochStart();
+    auto expiry = in.getEpochExpiry();
+    auto slot_count = in.getSlotCount();
+    const std::size_t cells = series_hi.size();
+    if (cells > crdt::kMaxDeltaCells) return fail(error, "too many cells in a delta");
+    if (series_lo.size() != cells || start.size() != cells || expiry.size() != cells ||
+        slot_count.size() != cells) {
+      return fail(error, "cell columns differ in length");
+    }
+
+    auto slot_writer = in.getSlotWriter();
+    auto slot_birth = in.getSlotBirth();
+    auto slot_value = in.getSlotValue();
+    const std::size_t slots = slot_value.size();
+    if (slots > crdt::kMaxDeltaSlots) return fail(error, "too many slots in a delta");
+    if (slot_writer.size() != slots || (slot_birth.size() != slots && slot_birth.size() != 0)) {
+      return fail(error, "slot columns differ in length");
+    }
+    const bool births = slot_birth.size() != 0;
+
+    auto counted = in.getBucketCounted();
+    auto checked = in.getBucketAt();
+    auto debt_hi = in.getBucketDebtHi();
+    auto debt_lo = in.getBucketDebtLo();
+    auto touched = in.getBucketTouched();
+    auto bucket_expiry = in.getBucketExpiry();
+    const std::size_t buckets = counted.size();
+    if (buckets > cells) return fail(error, "more buckets than cells");
+    if (checked.size() != buckets || debt_hi.size() != buckets || debt_lo.size() != buckets ||
+        touched.size() != buckets || bucket_expiry.size() != buckets) {
+      return fail(error, "bucket columns differ in length");
+    }
+
+    out.cells.resize(cells);
+    std::size_t slot = 0;
+    std::size_t bucket = 0;
+    for (std::size_t i = 0; i < cells; ++i) {
+      crdt::Cell& cell = out.cells[i];
+      cell.id = {{series_hi[count(i)], series_lo[count(i)]}, {start[count(i)], expiry[count(i)]}};
+      std::size_t n = slot_count[count(i)];
+      if (n > slots - slot) return fail(error, at("cell", i) + " has more slots than there are");
+      cell.slots.resize(n);
+      for (crdt::Slot& s : cell.slots) {
+        std::uint32_t writer = slot_writer[count(slot)];
+        if (writer >= writers.size())
+          return fail(error, at("slot", slot) + " has no listed writer");
+        s = {{writers[writer], births ? slot_birth[count(slot)] : 0}, slot_value[count(slot)]};
+        ++slot;
+      }
+      if (cell.id.is_bucket()) {
+        if (bucket == buckets) return fail(error, at("cell", i) + " is a bucket without its row");
+        auto debt =
+            static_cast<crdt::DebtTicks>(debt_hi[count(bucket)]) << 64 | debt_lo[count(bucket)];
+        cell.bucket = {{counted[count(bucket)], checked[count(bucket)], debt},
+                       touched[count(bucket)],
+                       bucket_expiry[count(bucket)]};
+        ++bucket;
+      }
+      if (!crdt::valid(cell)) return fail(error, at("cell", i) + " is not valid");
+    }
+    if (slot != slots) return fail(error, "slots that belong to no cell");
+    if (bucket != buckets) return fail(error, "bucket rows that belong to no cell");
+    return true;
+  });
+}
+
+bool encode(const crdt::Message& message, schema::Message::Builder out, std::string& error) {
+  struct Visitor {
+    schema::Message::Builder out;
+    std::string& error;
+    bool operator()(const crdt::Push& m) { return encode_as(m, out.initPush(), error); }
+    bool operator()(const crdt::Ack& m) { return encode_as(m, out.initAck(), error); }
+    bool operator()(const crdt::DigestOffer& m) {
+      return encode_as(m, out.initDigestOffer(), error);
+    }
+    bool operator()(const crdt::Inventory& m) { return encode_as(m, out.initInventory(), error); }
+    bool operator()(const crdt::Repair& m) { return encode_as(m, out.initRepair(), error); }
+  };
+  return std::visit(Visitor{out, error}, message);
+}
+
+bool decode(schema::Message::Reader in, crdt::Message& out, std::string& error) {
+  return guarded(error, [&] {
+    switch (in.which()) {
+      case schema::Message::PUSH:
+        return decode_as(in.getPush(), out.emplace<crdt::Push>(), error);
+      case schema::Message::ACK:
+        return decode_as(in.getAck(), out.emplace<crdt::Ack>(), error);
+      case schema::Message::DIGEST_OFFER:
+        return decode_as(in.getDigestOffer(), out.emplace<crdt::DigestOffer>(), error);
+      case schema::Message::INVENTORY:
+        return decode_as(in.getInventory(), out.emplace<crdt::Inventory>(), error);
+      case schema::Message::REPAIR:
+        return decode_as(in.getRepair(), out.emplace<crdt::Repair>(), error);
+    }
+    return fail(error, "a kind of message that this version does not know");
+  });
+}
+
+std::size_t encoded_size(const crdt::Message& message) {
+  struct Visitor {
+    static std::size_t of(const crdt::Delta& delta) {
+      std::size_t bytes = 512;
+      for (const auto& cell : delta.cells) {
+        bytes += 36 + cell.slots.size() * 40 + (cell.id.is_bucket() ? 48 : 0);
+      }
+      for (const auto& [id, member] : delta.members) {
+        bytes += 24 + 48 + member.region.size() + member.node.size();
+      }
+      return bytes;
+    }
+    std::size_t operator()(const crdt::Push& m) { return 128 + of(m.delta); }
+    std::size_t operator()(const crdt::Ack&) { return 128; }
+    std::size_t operator()(const crdt::DigestOffer& m) { return 256 + m.groups.size() * 19; }
+    std::size_t operator()(const crdt::Inventory& m) {
+      std::size_t bytes = 256;
+      for (const auto& group : m.groups) bytes += 31 + group.cells.size() * 16;
+      return bytes;
+    }
+    std::size_t operator()(const crdt::Repair& m) {
+      std::size_t bytes = 256 + of(m.delta);
+      for (const auto& want : m.wants) bytes += 15 + want.keys.size() * 8;
+      return bytes;
+    }
+  };
+  return std::visit(Visitor{}, message);
+}
+
+bool encode_bytes(const crdt::Message& message, std::vector<std::byte>& out, std::string& error) {
+  capnp::MallocMessageBuilder builder(count(encoded_size(message) / sizeof(capnp::word) + 1));
+  if (!encode(message, builder.initRoot<schema::Message>(), error)) return false;
+  kj::Array<capnp::word> flat = capnp::messageToFlatArray(builder);
+  auto bytes = flat.asBytes();
+  auto* begin = reinterpret_cast<const std::byte*>(bytes.begin());
+  out.insert(out.end(), begin, begin + bytes.size());
+  return true;
+}
+
+bool decode_bytes(std::span<const std::byte> bytes, crdt::Message& out, std::string& error) {
+  return guarded(error, [&] {
+    // A copy, because a message must start at a word's boundary.
+    auto words = kj::heapArray<capnp::word>(bytes.size() / sizeof(capnp::word));
+    if (words.size() > 0) std::memcpy(words.begin(), bytes.data(), words.asBytes().size());
+    if (words.size() == 0) return fail(error, "empty");
+    capnp::FlatArrayMessageReader reader(words, capnp::ReaderOptions{1u << 20, 32});
+    return decode(reader.getRoot<schema::Message>(), out, error);
+  });
+}
+
+void encode(const CheckReply& reply, schema::CheckResult::Builder out) {
+  if (!reply.error.empty()) {
+    out.setError(text(reply.error));
+    return;
+  }
+  out.setAllowed(reply.allowed);
+  out.setDeciding(reply.deciding);
+  auto statuses = out.initStatuses(count(reply.statuses.size()));
+  for (std::size_t i = 0; i < reply.statuses.size(); ++i) {
+    const CheckStatus& status = reply.statuses[i];
+    auto to = statuses[count(i)];
+    to.setRule(text(status.rule));
+    to.setLimit(status.limit);
+    to.setRemaining(status.remaining);
+    to.setResetNs(status.reset);
+    to.setRetryAfterNs(status.retry_after == kNever ? -1 : status.retry_after);
+    to.setAllowed(status.allowed);
+    to.setShadow(status.shadow);
+    to.setDegraded(status.degraded);
+  }
+}
+
+bool decode(schema::CheckResult::Reader in, CheckReply& out) {
+  out = {};
+  out.error = copy(in.getError());
+  if (!out.error.empty()) return true;
+  out.allowed = in.getAllowed();
+  out.deciding = in.getDeciding();
+  auto statuses = in.getStatuses();
+  if (statuses.size() > kMaxStatuses) return false;
+  if (out.deciding < -1 || out.deciding >= static_cast<int>(statuses.size())) return false;
+  out.statuses.resize(statuses.size());
+  for (std::size_t i = 0; i < out.statuses.size(); ++i) {
+    auto from = statuses[count(i)];
+    CheckStatus& status = out.statuses[i];
+    status.rule = copy(from.getRule());
+    status.limit = from.getLimit();
+    status.remaining = from.getRemaining();
+    status.reset = from.getResetNs();
+    status.retry_after = from.getRetryAfterNs() < 0 ? kNever : from.getRetryAfterNs();
+    status.allowed = from.getAllowed();
+    status.shadow = from.getShadow();
+    status.degraded = from.getDegraded();
+  }
+  return true;
+}
+
+}  // namespace weir::rpc

@@ -1,0 +1,510 @@
+#include <weir/storage/lmdb_store.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <weir/storage/disk.h>
+
+namespace weir::storage {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kMaxName = 256;  // what crdt::decode() accepts
+constexpr std::size_t kDropStep = 256;
+constexpr std::size_t kFirstFoldCells = 4096;
+constexpr std::size_t kLeastFoldCells = 1024;
+
+Nanos to_nanos(Clock::duration duration) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
+}
+
+/// About what crdt::encode() makes of it.
+std::size_t estimate(const crdt::Cell& cell) {
+  return 40 + 10 * cell.slots.size();
+}
+
+/// What decode() would refuse must not be acknowledged as stored.
+void require_storable(const crdt::Delta& delta) {
+  for (const crdt::Cell& cell : delta.cells) {
+    if (!crdt::valid(cell)) throw StoreError("refused to store a malformed cell");
+  }
+  for (const auto& [incarnation, member] : delta.members) {
+    if (member.region.size() > kMaxName || member.node.size() > kMaxName) {
+      throw StoreError("refused to store a member with a name that is too long");
+    }
+  }
+}
+
+class LmdbStore final : public Store {
+ public:
+  LmdbStore(LmdbOptions options, LmdbTuning tuning, LmdbHooks hooks)
+      : options_(std::move(options)), tuning_(tuning), hooks_(std::move(hooks)) {}
+
+  ~LmdbStore() override {
+    {
+      std::lock_guard lock(mutex_);
+      abandoned_ = true;
+    }
+    stop_thread();
+  }
+
+  bool open(const crdt::Incarnation& fresh, Nanos now, StoreEvents events, Recovered& out,
+            std::string& error) override {
+    if (disk_.has_value()) {
+      error = fmt::format("{}: the store was opened before", options_.path);
+      return false;
+    }
+    events_ = std::move(events);
+    try {
+      disk_.emplace(options_, tuning_.max_handles);
+      out = disk_->open(fresh, now);
+      stale_readers_ = disk_->clear_stale_readers();
+    } catch (const std::exception& failure) {
+      error = failure.what();
+      if (error.find(options_.path) == std::string::npos) error = options_.path + ": " + error;
+      disk_.reset();
+      return false;
+    }
+    ceiling_ = ceiling_wanted_ = out.time_floor;
+    oldest_floor_ = out.time_floor;
+    log_since_ = next_scan_ = Clock::now();
+    next_reader_check_ = log_since_ + tuning_.reader_check_interval;
+    fold_step_cells_ = std::min(kFirstFoldCells, tuning_.fold_step_cells);
+    publish();
+    accepting_ = true;
+    thread_ = std::thread([this] { run(); });
+    return true;
+  }
+
+  bool adopt(const crdt::Incarnation& fresh, Nanos now, std::string& error) override {
+    std::unique_lock lock(mutex_);
+    if (accepting_) {
+      adoption_ = Adoption{fresh, now};
+      wake_.notify_one();
+      adopted_.wait(lock, [this] { return !accepting_ || !adoption_->waiting; });
+    }
+    bool done = accepting_ && adoption_->taken;
+    if (!done) {
+      error = fmt::format("{}: {}", options_.path,
+                          accepting_ ? "incarnation " + crdt::to_string(fresh) + " was used before"
+                                     : "the store has failed");
+    }
+    adoption_.reset();
+    return done;
+  }
+
+  void append(crdt::Write write) override {
+    {
+      std::lock_guard lock(mutex_);
+      if (!accepting_) return;
+      queue_.push_back(std::move(write));
+      ++appended_;
+    }
+    wake_.notify_one();
+  }
+
+  void expire(Nanos floor) override {
+    {
+      std::lock_guard lock(mutex_);
+      if (floor <= floor_wanted_) return;
+      floor_wanted_ = floor;
+    }
+    wake_.notify_one();
+  }
+
+  void reserve_time(Nanos ceiling) override {
+    {
+      std::lock_guard lock(mutex_);
+      if (ceiling <= ceiling_wanted_) return;
+      ceiling_wanted_ = ceiling;
+    }
+    wake_.notify_one();
+  }
+
+  std::uint64_t backlog() const override {
+    std::lock_guard lock(mutex_);
+    return queue_.size() + in_commit_;
+  }
+
+  void close(Nanos now) override {
+    {
+      std::lock_guard lock(mutex_);
+      accepting_ = false;
+      closing_ = true;
+      close_time_ = now;
+    }
+    stop_thread();
+  }
+
+  StoreCounters counters() const override {
+    std::lock_guard lock(mutex_);
+    return counters_;
+  }
+
+ private:
+  struct Adoption {
+    crdt::Incarnation fresh;
+    Nanos now = 0;
+    bool waiting = true;
+    bool taken = false;
+  };
+
+  struct Wishes {
+    std::optional<Adoption> adoption;
+    Nanos ceiling = 0;
+    Nanos floor = 0;
+    std::uint64_t appended = 0;
+    bool closing = false;
+    bool abandoned = false;
+  };
+
+  void stop_thread() {
+    wake_.notify_one();
+    if (thread_.joinable()) thread_.join();
+    disk_.reset();
+  }
+
+  void run() {
+    try {
+      while (step()) {
+      }
+    } catch (const std::exception& failure) {
+      fail(failure.what());
+    }
+  }
+
+  /// Waits for work, makes at most one commit of writes and one bounded piece of maintenance.
+  bool step() {
+    Wishes wishes = wait();
+    if (wishes.abandoned) return false;
+    if (wishes.adoption) commit_adoption(*wishes.adoption);
+    if (!pending_.empty() || wishes.ceiling > ceiling_) {
+      commit_writes(wishes.ceiling);
+    } else if (wishes.closing) {
+      commit_clean_stop();
+      return false;
+    }
+    if (!wishes.closing) maintain(wishes);
+    return true;
+  }
+
+  Wishes wait() {
+    Clock::time_point due = next_due();
+    std::unique_lock lock(mutex_);
+    wake_.wait_until(lock, due, [this] {
+      return abandoned_ || closing_ || adoption_wanted() || !pending_.empty() || !queue_.empty() ||
+             ceiling_wanted_ > ceiling_ || floor_wanted_ > floor_;
+    });
+    if (pending_.empty()) {
+      pending_.swap(queue_);
+      in_commit_ = pending_.size();
+    }
+    return {adoption_wanted() ? adoption_ : std::nullopt,
+            ceiling_wanted_,
+            floor_wanted_,
+            appended_,
+            closing_,
+            abandoned_};
+  }
+
+  bool adoption_wanted() const { return adoption_ && adoption_->waiting; }
+
+  void commit_adoption(const Adoption& wanted) {
+    Txn txn(disk_->env(), 0);
+    bool taken = disk_->adopt(txn, wanted.fresh, wanted.now);
+    if (taken) commit(txn);
+    {
+      std::lock_guard lock(mutex_);
+      adoption_->waiting = false;
+      adoption_->taken = taken;
+    }
+    adopted_.notify_one();
+  }
+
+  Clock::time_point next_due() const {
+    Clock::time_point due = next_reader_check_;
+    if (disk_->log().records() > 0) {
+      due = std::min(due, fold_target_ >= disk_->log().first ? Clock::time_point::min()
+                                                             : log_since_ + tuning_.fold_age);
+    }
+    if (scanning_ || settled_floor_ > scanned_floor_) due = std::min(due, next_scan_);
+    return due;
+  }
+
+  void commit(Txn& txn) {
+    int rc = hooks_.before_commit ? hooks_.before_commit() : 0;
+    if (rc == 0) rc = txn.commit();
+    if (rc == 0 && hooks_.after_commit) rc = hooks_.after_commit();
+    check(rc, "cannot commit");
+  }
+
+  /// Commits as many pending writes as fit one commit, and the ceiling.
+  void commit_writes(Nanos ceiling) {
+    Clock::time_point start = Clock::now();
+    if (disk_->log().records() == 0) log_since_ = start;
+    std::uint64_t writes = 0;
+    std::uint64_t bytes = 0;
+    std::uint64_t records = 0;
+    crdt::WriteId upto = 0;
+    Txn txn(disk_->env(), 0);
+    crdt::Delta part;
+    std::size_t part_bytes = 0;
+    auto flush = [&] {
+      if (part.cells.empty()) return;
+      bytes += disk_->append(txn, part);
+      ++records;
+      part.cells.clear();
+      part_bytes = 0;
+    };
+    while (!pending_.empty() && bytes + part_bytes < tuning_.commit_bytes) {
+      crdt::Write write = std::move(pending_.front());
+      pending_.pop_front();
+      require_storable(write.delta);
+      part.members.insert(write.delta.members.begin(), write.delta.members.end());
+      for (crdt::Cell& cell : write.delta.cells) {
+        part_bytes += estimate(cell);
+        part.cells.push_back(std::move(cell));
+        if (part.cells.size() >= tuning_.record_cells || part_bytes >= tuning_.record_bytes) {
+          flush();
+        }
+      }
+      upto = write.id;
+      ++writes;
+    }
+    flush();
+    if (ceiling > ceiling_) disk_->put_time(txn, ceiling, false);
+    commit(txn);
+    Clock::time_point end = Clock::now();
+    committed_ += writes;
+    std::uint64_t used = disk_->map_used();
+    {
+      std::lock_guard lock(mutex_);
+      ceiling_ = std::max(ceiling_, ceiling);
+      in_commit_ = pending_.size();
+      ++counters_.commits;
+      counters_.records += records;
+      counters_.bytes += bytes;
+      counters_.log_records = disk_->log().records();
+      counters_.map_used_bytes = used;
+      counters_.last_commit_time = to_nanos(end - start);
+    }
+    if (writes > 0 && events_.committed) events_.committed(upto);
+  }
+
+  /// An earlier boot may have gone further than this one: its decisions count as well.
+  void commit_clean_stop() {
+    Nanos now = 0;
+    {
+      std::lock_guard lock(mutex_);
+      now = close_time_;
+    }
+    Txn txn(disk_->env(), 0);
+    disk_->put_time(txn, std::max(now, oldest_floor_), true);
+    commit(txn);
+  }
+
+  void maintain(const Wishes& wishes) {
+    Clock::time_point now = Clock::now();
+    {
+      std::lock_guard lock(mutex_);
+      floor_ = wishes.floor;
+    }
+    disk_->trim_handles();
+    if (disk_->any_ended(wishes.floor)) {
+      drop_ended(wishes.floor);
+    } else if (fold_due(now)) {
+      fold(wishes.floor);
+    } else if (scan_due(now)) {
+      scan(now);
+    } else if (now >= next_reader_check_) {
+      next_reader_check_ = now + tuning_.reader_check_interval;
+      stale_readers_ += disk_->clear_stale_readers();
+    }
+    settle(wishes);
+    publish();
+  }
+
+  void drop_ended(Nanos floor) {
+    Txn txn(disk_->env(), 0);
+    std::size_t dropped = disk_->drop_ended(txn, floor, kDropStep);
+    commit(txn);
+    dropped_ += dropped;
+  }
+
+  bool fold_due(Clock::time_point now) {
+    const Disk::Log& log = disk_->log();
+    if (log.records() == 0) return false;
+    if (fold_target_ >= log.first) return true;
+    if (log.bytes < tuning_.fold_bytes && log.records() < tuning_.fold_records &&
+        now - log_since_ < tuning_.fold_age) {
+      return false;
+    }
+    // Up to here and then a rest: what comes in meanwhile is better folded in one go later.
+    fold_target_ = log.last;
+    log_since_ = now;
+    return true;
+  }
+
+  void fold(Nanos floor) {
+    if (!gathered_) {
+      gathered_ = disk_->gather(fold_target_, tuning_.fold_step_cells, tuning_.fold_step_bytes,
+                                tuning_.fold_cells);
+      return;
+    }
+    // A log that grows faster than it is folded takes a larger share of the thread, so that the
+    // driver sees a backlog instead of a disk that fills up.
+    std::size_t pressure = 1 + static_cast<std::size_t>(disk_->log().bytes / (64u << 20));
+    pressure = std::min<std::size_t>(pressure, 16);
+    std::size_t cells = fold_step_cells_ * pressure;
+    std::uint64_t before = disk_->gathered();
+    Clock::time_point start = Clock::now();
+    Txn txn(disk_->env(), 0);
+    bool done = disk_->put_gathered(txn, cells, floor, settled_floor_);
+    commit(txn);
+    Clock::duration took = Clock::now() - start;
+    folded_ += before - disk_->gathered();
+    if (done) gathered_ = false;
+    if (took > tuning_.fold_step * pressure) {
+      fold_step_cells_ =
+          std::max(std::min(kLeastFoldCells, tuning_.fold_step_cells), fold_step_cells_ / 2);
+    } else if (took < tuning_.fold_step * pressure / 2 && !done) {
+      fold_step_cells_ = std::min(tuning_.fold_step_cells, fold_step_cells_ * 2);
+    }
+  }
+
+  /// A bucket's stored state is a part of it while newer parts wait in the log, so its expiry may
+  /// be too early. A floor is settled, and buckets may be deleted by it, once everything that was
+  /// appended before it was learnt has been folded.
+  void settle(const Wishes& wishes) {
+    if (settling_floor_ == settled_floor_) {
+      if (wishes.floor <= settled_floor_) return;
+      settling_floor_ = wishes.floor;
+      settling_after_ = wishes.appended;
+      settling_record_.reset();
+    }
+    if (!settling_record_ && committed_ >= settling_after_) settling_record_ = disk_->log().last;
+    if (settling_record_ && disk_->log().first > *settling_record_) {
+      settled_floor_ = settling_floor_;
+    }
+  }
+
+  bool scan_due(Clock::time_point now) {
+    if (now < next_scan_) return false;
+    if (!scanning_ && settled_floor_ > scanned_floor_) {
+      scanning_ = true;
+      scanned_floor_ = settled_floor_;
+      scan_from_.clear();
+    }
+    return scanning_;
+  }
+
+  void scan(Clock::time_point now) {
+    std::vector<Bytes> expired =
+        disk_->expired_buckets(scan_from_, scanned_floor_, tuning_.scan_step);
+    if (!expired.empty()) {
+      Txn txn(disk_->env(), 0);
+      disk_->erase_buckets(txn, expired);
+      commit(txn);
+    }
+    scanning_ = !scan_from_.empty();
+    if (scanning_) {
+      next_scan_ = now + tuning_.scan_pace;
+    } else {
+      next_scan_ = now + tuning_.scan_interval;
+    }
+  }
+
+  void publish() {
+    std::lock_guard lock(mutex_);
+    counters_.folded_cells = folded_;
+    counters_.dropped_generations = dropped_;
+    counters_.log_records = disk_->log().records();
+    counters_.stale_readers = stale_readers_;
+    counters_.map_used_bytes = disk_->map_used();
+  }
+
+  void fail(const std::string& reason) {
+    {
+      std::lock_guard lock(mutex_);
+      accepting_ = false;
+      queue_.clear();
+      in_commit_ = 0;
+    }
+    adopted_.notify_one();
+    pending_.clear();
+    if (!events_.failed) return;
+    try {
+      events_.failed(fmt::format("{}: {}", options_.path, reason));
+    } catch (const std::exception&) {
+      // The writer has stopped; there is nobody left to tell.
+    }
+  }
+
+  const LmdbOptions options_;
+  const LmdbTuning tuning_;
+  const LmdbHooks hooks_;
+  StoreEvents events_;
+  std::thread thread_;
+
+  mutable std::mutex mutex_;  // guards from here to the next comment
+  std::condition_variable wake_;
+  std::condition_variable adopted_;
+  std::optional<Adoption> adoption_;
+  std::deque<crdt::Write> queue_;
+  std::uint64_t in_commit_ = 0;
+  std::uint64_t appended_ = 0;
+  Nanos ceiling_wanted_ = 0;
+  Nanos floor_wanted_ = 0;
+  Nanos ceiling_ = 0;  // written by the writer alone, as is floor_
+  Nanos floor_ = 0;
+  Nanos close_time_ = 0;
+  bool accepting_ = false;
+  bool closing_ = false;
+  bool abandoned_ = false;
+  StoreCounters counters_;
+
+  // The writer's own, once it runs.
+  std::optional<Disk> disk_;
+  std::deque<crdt::Write> pending_;
+  std::uint64_t committed_ = 0;
+  Nanos oldest_floor_ = 0;
+  Clock::time_point log_since_;
+  std::uint64_t fold_target_ = 0;
+  bool gathered_ = false;
+  std::size_t fold_step_cells_ = 0;
+  Nanos settling_floor_ = 0;
+  Nanos settled_floor_ = 0;
+  std::uint64_t settling_after_ = 0;
+  std::optional<std::uint64_t> settling_record_;
+  Nanos scanned_floor_ = 0;
+  bool scanning_ = false;
+  Bytes scan_from_;
+  Clock::time_point next_scan_;
+  Clock::time_point next_reader_check_;
+  std::uint64_t folded_ = 0;
+  std::uint64_t dropped_ = 0;
+  std::uint64_t stale_readers_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Store> make_lmdb_store(LmdbOptions options, LmdbTuning tuning, LmdbHooks hooks) {
+  return std::make_unique<LmdbStore>(std::move(options), tuning, std::move(hooks));
+}
+
+std::unique_ptr<Store> make_lmdb_store(LmdbOptions options) {
+  return make_lmdb_store(std::move(options), LmdbTuning{}, LmdbHooks{});
+}
+
+}  // namespace weir::storage

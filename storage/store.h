@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include <weir/crdt/cell.h>
+#include <weir/crdt/replica.h>
+
+namespace weir::storage {
+
+/// What a store found when it was opened.
+struct Recovered {
+  crdt::Delta state;  ///< every live cell, all writers
+  /// No time that a decision before the stop used was later than this. 0 on a new store.
+  Nanos time_floor = 0;
+  /// Earlier boots of this node, oldest first, without the one being made.
+  std::vector<crdt::Incarnation> incarnations;
+  bool clean = false;  ///< the last stop was an orderly close()
+};
+
+/// What happened to writes, told on the store's own thread.
+struct StoreEvents {
+  /// All writes up to `upto` are durable.
+  std::function<void(crdt::WriteId upto)> committed;
+  /// The store failed (disk full, map full, I/O or sync error). Nothing more is ever acknowledged.
+  std::function<void(const std::string& reason)> failed;
+};
+
+struct StoreCounters {
+  std::uint64_t commits = 0;
+  std::uint64_t records = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t folded_cells = 0;
+  std::uint64_t dropped_generations = 0;
+  std::uint64_t log_records = 0;  ///< waiting to be folded
+  std::uint64_t stale_readers = 0;
+  std::uint64_t map_used_bytes = 0;
+  Nanos last_commit_time = 0;  ///< how long the last commit took
+};
+
+/// Holds what must survive a crash. The node drives it; the simulator puts a faulty one in its
+/// place. All members may be called from one thread; events come from another.
+class Store {
+ public:
+  virtual ~Store() = default;
+
+  /// Starts a new boot: makes `fresh` durable before it returns, so that no incarnation is ever
+  /// used twice, and reads what is there. Called once, first. On failure returns false and a
+  /// message that names the file.
+  virtual bool open(const crdt::Incarnation& fresh, Nanos now, StoreEvents events, Recovered& out,
+                    std::string& error) = 0;
+
+  /// Takes another incarnation, durable before this returns. On failure returns false and why: it
+  /// was used before, or the store has failed. What is written after it may be under either.
+  virtual bool adopt(const crdt::Incarnation& fresh, Nanos now, std::string& error) = 0;
+
+  /// Queues a write. `committed` follows, in order; several are grouped in one commit.
+  virtual void append(crdt::Write write) = 0;
+
+  /// Cells whose expiry is at or before `floor` may be deleted. Rises.
+  virtual void expire(Nanos floor) = 0;
+
+  /// Decisions up to `ceiling` may be made: after a crash, time resumes there. Durable with the
+  /// next commit, which this causes. Rises.
+  virtual void reserve_time(Nanos ceiling) = 0;
+
+  /// Writes queued and not yet committed: the driver holds back when there are many.
+  virtual std::uint64_t backlog() const = 0;
+
+  /// Commits everything queued, marks a clean stop at `now`, joins the thread.
+  virtual void close(Nanos now) = 0;
+
+  virtual StoreCounters counters() const = 0;
+};
+
+struct LmdbOptions {
+  std::string path;                       ///< a directory; made if missing
+  std::string cluster;                    ///< identity check: a store of another cluster or node
+  crdt::Member self;                      ///<   is refused
+  std::uint64_t map_bytes = 64ull << 30;  ///< address space, not memory; the file grows as needed
+};
+
+std::unique_ptr<Store> make_lmdb_store(LmdbOptions options);
+
+}  // namespace weir::storage
