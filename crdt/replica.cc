@@ -21,6 +21,7 @@ struct Entry {
   Cell cell;
   std::uint64_t stamp = 0;  // last growth of the current own slot; 0: not in the stream
   std::uint64_t digest = 0;
+  std::uint64_t own_birth = 0;  // buckets: of the slot that this incarnation counts in
   WriteId anew = 0;  // own counts up to this write may count slots that were forgotten since
 };
 
@@ -259,6 +260,7 @@ struct Replica::Impl {
     Entry* entry = apply(cell);
     if (anew) begin_anew(cell.id);
     if (entry != nullptr) {
+      entry->own_birth = own.birth;
       if (entry->stamp != 0) stream.erase(entry->stamp);
       entry->stamp = ++head;
       stream.emplace(entry->stamp, entry);
@@ -450,8 +452,7 @@ struct Replica::Impl {
   /// False for a bucket slot made before the last time this bucket was dropped: its value is known
   /// to nobody but the peers any more.
   static bool owns(const SlotId& slot, const Entry* entry) {
-    if (slot.birth == 0) return true;
-    return entry != nullptr && entry->cell.value_of(slot) != 0;
+    return slot.birth == 0 || (entry != nullptr && entry->own_birth == slot.birth);
   }
 
   void receive(PeerIndex index, const Incarnation& from, const Message& message, Nanos now) {
@@ -466,6 +467,7 @@ struct Replica::Impl {
       return;
     }
     Peer& peer = peers[index];
+    std::size_t alarmed = alarms.size();
     Merged merged = merge(message.delta, now);
     WriteId write = merged.changed > 0 ? put_write(std::move(merged.written)) : last_write;
     // Overtaken by its successor's session: its stream is over, and must not reset the other's.
@@ -474,7 +476,8 @@ struct Replica::Impl {
       peer.inbound = from;
       peer.received = 0;
     }
-    // A gap: something before this one is missing, so nothing of it may be acknowledged.
+    // Refused in part, or something before it is missing: nothing of it may be acknowledged.
+    if (alarms.size() > alarmed) return;
     if (!message.base && message.after > peer.received) return;
     peer.received = std::max(peer.received, message.upto);
     pending_acks.push_back({write, index, Ack{from, options.incarnation, peer.received}});

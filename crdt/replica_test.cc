@@ -322,6 +322,23 @@ TEST(Replica, AHigherValueOfTheOwnSlotIsAnAlarmAndIsNotTaken) {
   EXPECT_EQ(mesh.view(1, {1, 1}), 40u);
 }
 
+TEST(Replica, APushThatRaisesAnAlarmIsNotAcknowledged) {
+  Mesh mesh(2);
+  mesh.count(1, {1, 1}, 3);
+  mesh.settle();
+  Incarnation own = mesh.nodes[1]->incarnation();
+  Incarnation pusher = mesh.nodes[0]->incarnation();
+  Cell cell{{{1, 1}, kEpoch}, {{{pusher, 0}, 2}, {{own, 0}, 40}}, {}};
+  std::sort(cell.slots.begin(), cell.slots.end(),
+            [](const Slot& a, const Slot& b) { return a.id < b.id; });
+  mesh.nodes[1]->take();
+  mesh.nodes[1]->receive(0, pusher, Push{pusher, 0, 1, true, {{cell}, {}}}, mesh.now);
+  EXPECT_EQ(mesh.nodes[1]->take_alarms(), std::vector<Alarm>{Alarm::own_slot_ahead});
+  Outbox out = mesh.nodes[1]->take();
+  EXPECT_TRUE(out.writes.empty());
+  EXPECT_TRUE(out.messages.empty());
+}
+
 TEST(Replica, ExpiredCellsGoAndFreeTheirMembers) {
   Mesh mesh(2);
   mesh.count(0, {1, 1}, 5);

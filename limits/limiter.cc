@@ -31,10 +31,12 @@ struct WindowCell {
 
 struct BucketCell {
   std::uint64_t birth = 0;
+  std::uint64_t last_birth = 0;  // time may stand still, but no two slots may share a birth
   std::uint64_t own = 0;
   std::uint64_t drained = 0;  // of own, handed to the replica
   std::uint64_t others = 0;
   crdt::BucketState state;
+  crdt::Checkpoint made;  // by the last consumption here: it surely counts all of own
   bool dirty = false;
   std::uint64_t total() const { return add_saturated(own, others); }
 };
@@ -225,9 +227,13 @@ struct Limiter::Impl {
     if (rule.algorithm == Algorithm::token_bucket) {
       if (series.bucket == nullptr) series.bucket = std::make_unique<BucketCell>();
       BucketCell& bucket = *series.bucket;
-      if (bucket.birth == 0) bucket.birth = static_cast<std::uint64_t>(std::max<Nanos>(now, 1));
+      if (bucket.birth == 0) {
+        bucket.birth = std::max(static_cast<std::uint64_t>(now), bucket.last_birth + 1);
+        bucket.last_birth = bucket.birth;
+      }
       bucket.state =
           consume_bucket(bucket_shape(rule), bucket.state, bucket.total(), now, item.cost);
+      bucket.made = bucket.state.checkpoint;
       bucket.own = add_saturated(bucket.own, item.cost);
       bucket.dirty = options.replicated;
     } else {
@@ -375,8 +381,9 @@ struct Limiter::Impl {
       BucketCell& bucket = *series.bucket;
       bucket.dirty = false;
       bucket.drained = bucket.own;
-      out.push_back(
-          {{id, crdt::kBucketEpoch}, bucket.birth, bucket.own, bucket.state, series.urgent});
+      crdt::BucketState state = bucket.state;
+      state.checkpoint = bucket.made;
+      out.push_back({{id, crdt::kBucketEpoch}, bucket.birth, bucket.own, state, series.urgent});
     }
     series.listed = false;
     series.urgent = false;
@@ -416,10 +423,12 @@ struct Limiter::Impl {
     crdt::BucketState state = cell.bucket;
     if (bucket.own == forgotten) {
       bucket.birth = bucket.own = bucket.drained = forgotten = 0;
+      bucket.made = {};
     } else if (bucket.own > held) {
       state.touched = std::max(state.touched, bucket.state.touched);
       state.expiry = std::max(state.expiry, bucket.state.expiry);
     }
+    bucket.made.counted = std::min(bucket.made.counted, bucket.own);
     state.checkpoint.counted = add_saturated(state.checkpoint.counted, forgotten);
     bucket.others = cell.total() - held;
     bucket.state = state;

@@ -246,6 +246,52 @@ TEST(Limiter, RebaseLeavesTheDurablePartBehind) {
   }
 }
 
+/// A peer's slot of the bucket in `own`, born a second later.
+crdt::Cell begun_by_peer(const crdt::OwnCount& own, std::uint64_t value) {
+  crdt::Cell cell;
+  cell.id = own.cell;
+  Nanos at = kNow + kSecond;
+  cell.raise({{7, 7}, static_cast<std::uint64_t>(at)}, value);
+  cell.bucket = {{value, at, 0}, at, at + kSecond};
+  return cell;
+}
+
+TEST(Limiter, ABucketBegunAnewWhileTimeStandsStillGetsAnotherSlot) {
+  LimiterOptions options;
+  options.replicated = true;
+  options.incarnation = {1, 1};
+  Limiter limiter(set({rule("a", 10, Algorithm::token_bucket)}), options);
+  Ask ask({{"key", "k"}}, 3);
+  std::vector<crdt::OwnCount> out;
+  ASSERT_TRUE(limiter.check(ask.request, kNow).allowed);
+  limiter.drain(out, 100);
+  limiter.begin_anew(begun_by_peer(out.at(0), 1));
+  ASSERT_TRUE(limiter.check(Ask({{"key", "k"}}, 2).request, kNow).allowed);
+  limiter.drain(out, 100);
+  ASSERT_EQ(out.size(), 2u);
+  EXPECT_EQ(out[1].value, 2u);
+  EXPECT_GT(out[1].birth, out[0].birth);
+}
+
+TEST(Limiter, AnOwnCountComesWithACheckpointThatCountsIt) {
+  LimiterOptions options;
+  options.replicated = true;
+  options.incarnation = {1, 1};
+  Limiter limiter(set({rule("a", 10, Algorithm::token_bucket)}), options);
+  Ask ask({{"key", "k"}}, 3);
+  std::vector<crdt::OwnCount> out;
+  ASSERT_TRUE(limiter.check(ask.request, kNow).allowed);
+  limiter.drain(out, 100);
+  ASSERT_TRUE(limiter.check(ask.request, kNow).allowed);
+  // The peer counts more units, but none of these.
+  limiter.absorb(begun_by_peer(out.at(0), 9));
+  limiter.drain(out, 100);
+  ASSERT_EQ(out.size(), 2u);
+  EXPECT_EQ(out[1].value, 6u);
+  EXPECT_EQ(out[1].bucket.checkpoint.counted, 6u);
+  EXPECT_EQ(out[1].bucket.checkpoint.at, kNow);
+}
+
 TEST(Limiter, AKnownKeyAllocatesNothing) {
   Rule bucket = rule("bucket", 1'000'000, Algorithm::token_bucket);
   bucket.burst = 1'000'000;

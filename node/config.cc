@@ -16,8 +16,8 @@
 #include <yaml-cpp/yaml.h>
 
 #include <weir/limits/rules_yaml.h>
-#include <weir/node/address.h>
 #include <weir/node/utf8.h>
+#include <weir/rpc/address.h>
 
 namespace weir::node {
 namespace {
@@ -132,13 +132,14 @@ class Reader {
   }
 
   void address(const YAML::Node& node, const std::string& path, bool any_port, std::string& out) {
-    std::optional<Address> parsed;
-    if (node.IsScalar()) parsed = parse_address(node.Scalar());
-    if (!parsed || (!any_port && parsed->port() == 0)) {
+    std::optional<rpc::Address> parsed;
+    std::string reason;
+    if (node.IsScalar()) parsed = rpc::parse_address(node.Scalar(), reason);
+    if (!parsed || (!any_port && parsed->port == 0)) {
       error(node, path, "a literal address and a port, such as 127.0.0.1:7400 or [::1]:7400");
       return;
     }
-    out = parsed->to_string();
+    out = rpc::to_string(*parsed);
   }
 
   void duration(const YAML::Node& node, const std::string& path, Nanos low, Nanos high,
@@ -359,8 +360,9 @@ class Parser {
                                                         {"clients", &config_.listen_clients},
                                                         {"http", &config_.listen_http}};
     for (const auto& [name, address] : all) {
-      const std::optional<Address> parsed = parse_address(*address);
-      if (!parsed || parsed->port() == 0) continue;
+      std::string reason;
+      const std::optional<rpc::Address> parsed = rpc::parse_address(*address, reason);
+      if (!parsed || parsed->port == 0) continue;
       const auto [other, fresh] = taken.emplace(*address, name);
       if (!fresh) {
         read_.error(node.Mark(), at + "." + name,

@@ -11,7 +11,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <weir/node/address.h>
 
 namespace weir::node {
 namespace {
@@ -405,24 +404,6 @@ TEST(Sizes, ParseAndFormat) {
   for (const char* text : {"", "KiB", "-1", "+1", "1 KiB", "1kib", "1KB", "1.5GiB", "0x10", "1Ki",
                            "99999999999999999999", "8388609TiB"}) {
     EXPECT_FALSE(parse_size(text, out)) << text;
-  }
-}
-
-TEST(Addresses, LiteralOnly) {
-  for (const char* text : {"127.0.0.1:7400", "0.0.0.0:0", "[::1]:7400", "[::]:65535"}) {
-    const std::optional<Address> address = parse_address(text);
-    ASSERT_TRUE(address.has_value()) << text;
-    EXPECT_EQ(address->to_string(), text);
-  }
-  EXPECT_EQ(parse_address("[2001:DB8:0::1]:1").value().to_string(), "[2001:db8::1]:1");
-  EXPECT_EQ(parse_address("10.0.0.1:00080").value().port(), 80);
-  for (const std::string& text :
-       {std::string(""), std::string(":"), std::string("127.0.0.1"), std::string("127.0.0.1:"),
-        std::string("127.0.0.1:65536"), std::string("127.0.0.1:-1"), std::string("127.0.0.1:1x"),
-        std::string("127.0.0.1:000001"), std::string("127.1:80"), std::string("::1:80"),
-        std::string("[::1:80"), std::string("[127.0.0.1]:80"), std::string("localhost:80"),
-        std::string(":80"), std::string("127.0.0.1\0x:80", 14), std::string(" 127.0.0.1:80")}) {
-    EXPECT_FALSE(parse_address(text).has_value()) << text;
   }
 }
 

@@ -17,6 +17,10 @@ Engine::~Engine() = default;
 
 bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& error) {
   crdt::Incarnation fresh = options_.fresh_incarnation();
+  store_events.failed = [this, tell = std::move(store_events.failed)](const std::string& reason) {
+    store_broke_ = true;
+    if (tell) tell(reason);
+  };
   storage::Recovered recovered;
   if (store_ != nullptr && !store_->open(fresh, wall, std::move(store_events), recovered, error)) {
     return false;
@@ -40,12 +44,14 @@ bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& e
 void Engine::stop(Nanos wall) {
   Nanos now = clock(wall);
   if (store_ == nullptr || !durable_) return;
-  drain(now);
+  while (!drain(now)) {
+    // It stops after a batch when the disk is behind; close() waits for the disk.
+  }
   dispatch();
   store_->close(now);
-  // close() committed everything queued.
-  persisted_ = last_write_;
-  settle(false);
+  // It committed everything queued, or the store has failed, of which the driver may not have heard.
+  if (!store_broke_) persisted_ = last_write_;
+  settle(store_broke_);
 }
 
 Nanos Engine::clock(Nanos wall) {

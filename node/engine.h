@@ -117,6 +117,7 @@ class Engine {
   std::unique_ptr<crdt::Replica> replica_;
   std::atomic<Nanos> time_{0};
   std::atomic<bool> durable_{false};
+  std::atomic<bool> store_broke_{false};  // known to the store's thread before the driver's
   Nanos reserved_ = 0;
   Nanos next_sweep_ = 0;
   std::uint64_t generation_ = 1;  // of drains: what is decided now is in the one that ends next

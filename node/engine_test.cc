@@ -33,6 +33,11 @@ class ModelStore final : public storage::Store {
   void reserve_time(Nanos to) override { ceiling = to; }
   std::uint64_t backlog() const override { return queue_.size(); }
   void close(Nanos now) override {
+    if (broken) {
+      queue_.clear();
+      events_.failed("disk full");
+      return;
+    }
     flush();
     ceiling = now;
   }
@@ -55,6 +60,7 @@ class ModelStore final : public storage::Store {
   std::map<crdt::CellId, crdt::Cell> cells;
   std::set<crdt::Incarnation> used;
   Nanos ceiling = 0;
+  bool broken = false;
 
  private:
   storage::StoreEvents events_;
@@ -95,8 +101,8 @@ struct Node {
     started = engine->start(kNow, {}, error);
   }
 
-  bool hit(std::uint64_t hits = 1, Nanos at = kNow) {
-    std::vector<Entry> entries{{"key", "k"}};
+  bool hit(std::uint64_t hits = 1, Nanos at = kNow, std::string_view key = "k") {
+    std::vector<Entry> entries{{"key", key}};
     engine->check({"api", entries, hits}, at, decision);
     return decision.allowed;
   }
@@ -173,6 +179,30 @@ TEST(Engine, ACleanStopCommitsEverything) {
   Node node(&disk);
   EXPECT_EQ(node.used(), 7u);
   EXPECT_EQ(disk.ceiling, kNow);
+}
+
+TEST(Engine, ACleanStopCommitsEverythingHoweverFarTheDiskIsBehind) {
+  ModelStore disk;
+  Node node(&disk);
+  for (int i = 0; i < 70; ++i) {
+    node.hit();
+    node.engine->pump(kNow);
+  }
+  ASSERT_GE(disk.backlog(), 64u);
+  for (int i = 0; i < 5000; ++i) node.hit(1, kNow, std::to_string(i));
+  node.engine->stop(kNow);
+  EXPECT_EQ(disk.cells.size(), 5001u);
+}
+
+TEST(Engine, AStopThatCannotCommitAcknowledgesNothing) {
+  ModelStore disk;
+  Node node(&disk);
+  node.hit(7);
+  std::vector<bool> answers;
+  node.engine->when_durable([&](bool durable) { answers.push_back(durable); });
+  disk.broken = true;
+  node.engine->stop(kNow);
+  EXPECT_EQ(answers, std::vector<bool>{false});
 }
 
 TEST(Engine, AFailedStoreAcknowledgesNothingAndKeepsEveryCount) {

@@ -20,8 +20,8 @@
 
 #include <fmt/format.h>
 
-#include <weir/node/address.h>
 #include <weir/node/http_json.h>
+#include <weir/rpc/address.h>
 
 namespace weir::node {
 namespace {
@@ -72,15 +72,17 @@ Nanos monotonic() {
 }
 
 // A listening, non-blocking socket, or -1.
-int listen_on(const Address& address, std::string& error) {
-  const int fd = ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+int listen_on(const rpc::Address& address, std::string& error) {
+  sockaddr_storage name{};
+  const socklen_t length = rpc::to_sockaddr(address, name);
+  const int fd = ::socket(name.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) {
     error = std::strerror(errno);
     return -1;
   }
   const int on = 1;
   ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (::bind(fd, reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0 ||
+  if (::bind(fd, reinterpret_cast<const sockaddr*>(&name), length) != 0 ||
       ::listen(fd, kListenBacklog) != 0) {
     error = std::strerror(errno);
     ::close(fd);
@@ -90,12 +92,10 @@ int listen_on(const Address& address, std::string& error) {
 }
 
 std::uint16_t port_of(int fd) {
-  Address address;
-  address.length = sizeof(address.storage);
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.length) != 0) {
-    return 0;
-  }
-  return address.port();
+  sockaddr_storage name{};
+  socklen_t length = sizeof(name);
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&name), &length) != 0) return 0;
+  return rpc::from_sockaddr(name).port;
 }
 
 }  // namespace
@@ -201,11 +201,8 @@ bool HttpFront::Impl::start(std::string& error) {
     error = "the HTTP front was started before";
     return false;
   }
-  const std::optional<Address> address = parse_address(address_);
-  if (!address) {
-    error = fmt::format("{}: not a literal address and port", address_);
-    return false;
-  }
+  const std::optional<rpc::Address> address = rpc::parse_address(address_, error);
+  if (!address) return false;
   std::string reason;
   const int fd = listen_on(*address, reason);
   if (fd < 0) {

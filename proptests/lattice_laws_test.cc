@@ -1,0 +1,202 @@
+#include <weir/crdt/codec.h>
+
+#include "law.h"
+#include "schedules.h"
+
+namespace weir::laws {
+namespace {
+
+using crdt::Cell;
+
+Cell joined(Cell a, const Cell& b) {
+  crdt::join(a, b);
+  return a;
+}
+
+bool tie(const Cell& a, const Cell& b) {
+  const crdt::Checkpoint& x = a.bucket.checkpoint;
+  const crdt::Checkpoint& y = b.bucket.checkpoint;
+  return a.id.is_bucket() && x.counted == y.counted && !(x == y);
+}
+
+LAW(1, "join is commutative, associative and idempotent, with the empty state as bottom",
+    "windowed", "bucket", "checkpoints that tie", "checkpoints that differ only in debt",
+    "a thousand slots", "a total that saturates", "an empty cell") {
+  crdt::CellId id = *cell_ids();
+  Cell a = *cells_of(id).as("a");
+  Cell b = *rivals_of(a).as("b");
+  Cell c = *rivals_of(b).as("c");
+  Cell bottom;
+  bottom.id = id;
+  reached("windowed", !id.is_bucket());
+  reached("bucket", id.is_bucket());
+  reached("checkpoints that tie", tie(a, b) || tie(b, c) || tie(a, c));
+  reached("checkpoints that differ only in debt",
+          tie(a, b) && a.bucket.checkpoint.at == b.bucket.checkpoint.at);
+  reached("a thousand slots", a.slots.size() >= 1000);
+  reached("a total that saturates", joined(a, b).total() == kMax);
+  reached("an empty cell", a.slots.empty());
+
+  RC_ASSERT(joined(a, b) == joined(b, a));
+  RC_ASSERT(joined(joined(a, b), c) == joined(a, joined(b, c)));
+  RC_ASSERT(joined(a, a) == a);
+  RC_ASSERT(joined(joined(a, b), b) == joined(a, b));
+  RC_ASSERT(joined(a, bottom) == a);
+  RC_ASSERT(joined(bottom, a) == a);
+  RC_ASSERT(crdt::valid(joined(a, b)));
+  // It says whether anything changed.
+  Cell into = a;
+  bool changed = crdt::join(into, b);
+  RC_ASSERT(changed == !(into == a));
+}
+
+LAW(1, "of two checkpoints the one that counted more wins, then the earlier, then the smaller debt",
+    "counted differs", "only the instant differs", "only the debt differs", "equal") {
+  Cell a = *cells_of(*bucket_ids()).as("a");
+  Cell b = *rivals_of(a).as("b");
+  const crdt::Checkpoint& x = a.bucket.checkpoint;
+  const crdt::Checkpoint& y = b.bucket.checkpoint;
+  bool first = x.counted > y.counted ||
+               (x.counted == y.counted && (x.at < y.at || (x.at == y.at && x.debt <= y.debt)));
+  RC_ASSERT(joined(a, b).bucket.checkpoint == (first ? x : y));
+  RC_ASSERT(joined(b, a).bucket.checkpoint == (first ? x : y));
+  reached("counted differs", x.counted != y.counted);
+  reached("only the instant differs", x.counted == y.counted && x.at != y.at);
+  reached("only the debt differs", x.counted == y.counted && x.at == y.at && x.debt != y.debt);
+  reached("equal", x == y);
+}
+
+LAW(2, "an increment strictly inflates its own slot alone", "a new slot", "a slot that is there",
+    "an increment of nothing", "a value below the slot's", "a slot at its end") {
+  Cell before = *cells().as("before");
+  crdt::SlotId slot = *slot_ids(before.id.is_bucket()).as("slot");
+  std::uint64_t held = before.value_of(slot);
+  bool lower = *chance(20);
+  std::uint64_t value = lower ? held / 2 : add_saturated(held, *counts().as("units"));
+  reached("a new slot", held == 0 && value > 0);
+  reached("a slot that is there", held > 0 && value > held);
+  reached("an increment of nothing", value == held);
+  reached("a value below the slot's", value < held);
+  reached("a slot at its end", value == kMax);
+
+  Cell after = before;
+  RC_ASSERT(after.raise(slot, value) == (value > held));
+  RC_ASSERT(after.value_of(slot) == std::max(value, held));
+  for (const crdt::Slot& other : before.slots) {
+    if (other.id != slot) RC_ASSERT(after.value_of(other.id) == other.value);
+  }
+  RC_ASSERT(after.slots.size() == before.slots.size() + (held == 0 && value > 0));
+  RC_ASSERT(after.bucket == before.bucket);
+  RC_ASSERT(crdt::valid(after));
+  RC_ASSERT(joined(before, after) == after);
+}
+
+LAW(3, "the value is the sum of the slots, saturated, and only grows", "a total that saturates",
+    "a total that does not", "a growth") {
+  crdt::CellId id = *cell_ids();
+  Cell cell;
+  cell.id = id;
+  std::uint64_t last = 0;
+  for (const Cell& next :
+       *rc::gen::container<std::vector<Cell>>(cells_of(id)).as("joined in turn")) {
+    crdt::join(cell, next);
+    Uint128 sum = 0;
+    for (const crdt::Slot& slot : cell.slots) sum += slot.value;
+    RC_ASSERT(cell.total() == static_cast<std::uint64_t>(std::min<Uint128>(sum, kMax)));
+    RC_ASSERT(cell.total() >= last);
+    reached("a total that saturates", sum > kMax);
+    reached("a total that does not", sum > 0 && sum <= kMax);
+    reached("a growth", last > 0 && cell.total() > last);
+    last = cell.total();
+  }
+}
+
+LAW(4, "decoding an encoding gives the same state", "nothing", "buckets", "a thousand slots",
+    "writers without a name", "a value at its end") {
+  crdt::Delta delta = *deltas().as("delta");
+  std::vector<std::byte> bytes;
+  crdt::encode(delta, bytes);
+  crdt::Delta back;
+  std::string error;
+  RC_ASSERT(crdt::decode(bytes, back, error));
+  RC_ASSERT(back == delta);
+  // No part of an encoding passes for a whole one.
+  std::size_t some = *between<std::size_t>(0, bytes.size() - 1).as("cut at");
+  RC_ASSERT(!crdt::decode(std::span(bytes).first(some), back, error));
+  reached("nothing", delta.empty());
+  for (const Cell& cell : delta.cells) {
+    reached("buckets", cell.id.is_bucket());
+    reached("a thousand slots", cell.slots.size() >= 1000);
+    for (const crdt::Slot& slot : cell.slots) {
+      reached("writers without a name", !delta.members.contains(slot.id.writer));
+      reached("a value at its end", slot.value == kMax);
+    }
+  }
+}
+
+LAW(4, "slots of unknown writers survive a relay", "windowed", "buckets", "named writers") {
+  // b knows of writers that a never heard of; the two meet over anti-entropy.
+  crdt::Delta delta = *deltas().as("held by b");
+  std::vector<std::unique_ptr<crdt::Replica>> nodes;
+  for (std::uint64_t i = 0; i < 2; ++i) {
+    crdt::ReplicaOptions options;
+    options.incarnation = {100, i + 1};
+    options.peers = {{"other", "n"}};
+    nodes.push_back(std::make_unique<crdt::Replica>(options, true));
+  }
+  nodes[1]->restore(delta, kStart);
+  for (std::size_t i = 0; i < 2; ++i) nodes[i]->peer_up(0, nodes[1 - i]->incarnation(), kStart);
+  for (int round = 0; round < 12; ++round) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      nodes[i]->tick(kStart);
+      for (const crdt::Envelope& envelope : nodes[i]->take().messages) {
+        nodes[1 - i]->receive(0, nodes[i]->incarnation(), envelope.message, kStart);
+      }
+    }
+  }
+  RC_ASSERT(nodes[0]->cell_count() == delta.cells.size());
+  for (const Cell& cell : delta.cells) {
+    const Cell* there = nodes[0]->find(cell.id);
+    RC_ASSERT(there != nullptr);
+    RC_ASSERT(*there == cell);
+    reached("windowed", !cell.id.is_bucket());
+    reached("buckets", cell.id.is_bucket());
+  }
+  for (const auto& [writer, member] : delta.members) {
+    reached("named writers");
+    RC_ASSERT(nodes[0]->members().contains(writer));
+    RC_ASSERT(nodes[0]->members().at(writer) == member);
+  }
+}
+
+LAW(5,
+    "any order, duplication and loss, then full sync, gives equal states and the sequential value",
+    "messages lost", "messages repeated", "messages overtaken", "several writers in one cell",
+    "sums that saturate", "memory only", "a repair") {
+  MeshOptions options = *mesh_options().as("mesh");
+  auto schedule = *schedules(options.nodes, {Act::cut, Act::cut_one_way, Act::mend, Act::disconnect,
+                                             Act::connect, Act::stall, Act::unstall})
+                       .as("schedule");
+  Mesh mesh(options);
+  play(mesh, schedule);
+  RC_ASSERT(mesh.settle());
+  assert_agreement(mesh);
+  auto state = mesh.state(0);
+  RC_ASSERT(state.size() == mesh.counted().size());
+  std::uint64_t repaired = 0;
+  for (std::size_t i = 0; i < mesh.size(); ++i)
+    repaired += mesh.replica(i).counters().repaired_cells;
+  for (const auto& [id, units] : mesh.counted()) {
+    RC_ASSERT(state.at(id).total() == units);
+    reached("several writers in one cell", state.at(id).slots.size() > 1);
+    reached("sums that saturate", units == kMax);
+  }
+  reached("messages lost", mesh.messages_lost() > 0);
+  reached("messages repeated", options.duplicate_percent > 0 && mesh.messages(0) > 0);
+  reached("messages overtaken", options.max_delay > 300 * kMillisecond && mesh.messages(0) > 1);
+  reached("memory only", options.memory_only);
+  reached("a repair", repaired > 0);
+}
+
+}  // namespace
+}  // namespace weir::laws

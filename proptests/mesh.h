@@ -1,0 +1,180 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <queue>
+#include <random>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <weir/crdt/replica.h>
+#include <weir/limits/limiter.h>
+
+namespace weir::laws {
+
+struct MeshOptions {
+  std::size_t nodes = 2;
+  bool memory_only = false;
+  // The network. Delays are drawn per message, so messages overtake each other.
+  Nanos min_delay = kMillisecond;
+  Nanos max_delay = 20 * kMillisecond;
+  int loss_percent = 0;
+  int duplicate_percent = 0;
+  // The disks. A commit takes everything that was written when it began.
+  Nanos max_commit = 10 * kMillisecond;
+  Nanos sync_interval = 250 * kMillisecond;
+  Nanos anti_entropy_interval = kSecond;
+  /// Every node has a Limiter with these rules in front of its replica. Null: replicas alone.
+  std::shared_ptr<const RuleSet> rules;
+  Nanos sweep_interval = kSecond;
+  std::uint64_t seed = 1;
+};
+
+/// One request that a node's limiter admitted under the first rule.
+struct Admission {
+  Nanos at = 0;
+  std::size_t node = 0;
+  crdt::Incarnation incarnation;
+  crdt::SeriesId series;
+  std::uint64_t units = 0;
+  crdt::SlotId slot;       ///< known once it was handed to the replica
+  std::uint64_t upto = 0;  ///< the slot's value that includes it; 0: not handed over yet
+};
+
+/// Several replicas with a network and disks that fail as told, in one thread and from one seed:
+/// the same calls give the same run. Clocks are one and the same.
+///
+/// It watches what the nodes do and keeps what breaks a promise: `broken` is empty in a right
+/// world.
+class Mesh {
+ public:
+  explicit Mesh(MeshOptions options);
+
+  // Work.
+  /// This node consumes `units` in a windowed cell.
+  void add(std::size_t node, const crdt::CellId& cell, std::uint64_t units, bool urgent = false);
+  /// Asks the node's limiter for the key.
+  Decision check(std::size_t node, const std::string& key, std::uint64_t hits);
+  /// Sends everything unsent now.
+  void flush(std::size_t node);
+  void advance(Nanos time);
+
+  // Faults.
+  void cut(std::size_t a, std::size_t b, bool both = true);  ///< messages vanish; nobody is told
+  void mend(std::size_t a, std::size_t b);
+  void disconnect(std::size_t a, std::size_t b);  ///< both sides see the session end
+  void connect(std::size_t a, std::size_t b);
+  void crash(std::size_t node);      ///< what was not committed is gone
+  void lose_disk(std::size_t node);  ///< of a node that is down
+  void boot(std::size_t node);       ///< under a new incarnation
+  void reincarnate(std::size_t node);
+  void stall(std::size_t node, bool stalled);  ///< the disk takes writes but commits none
+  void faults(int loss_percent, int duplicate_percent);
+
+  /// Ends all faults but cuts in `keep_cut`, and runs until the mesh is at rest: disks and network
+  /// empty, everything acknowledged, digests agreed. False if that takes longer than `patience`.
+  bool settle(Nanos patience = 60 * kSecond, bool keep_cuts = false);
+  bool at_rest() const;
+
+  // Views.
+  Nanos now() const { return now_; }
+  std::size_t size() const { return nodes_.size(); }
+  bool up(std::size_t node) const { return nodes_[node].replica != nullptr; }
+  crdt::Replica& replica(std::size_t node) { return *nodes_[node].replica; }
+  Limiter& limiter(std::size_t node) { return *nodes_[node].limiter; }
+  std::map<crdt::CellId, crdt::Cell> state(std::size_t node) const;
+  const std::map<crdt::CellId, crdt::Cell>& disk(std::size_t node) const {
+    return nodes_[node].disk;
+  }
+  std::uint64_t own_total(std::size_t node, const crdt::CellId& cell) const;
+  /// The highest value of a slot that its owner ever had on disk (memory-only: ever counted).
+  using SlotKey = std::pair<crdt::CellId, crdt::SlotId>;
+  const std::map<SlotKey, std::uint64_t>& durable() const { return durable_; }
+  /// Units counted by add(), by cell, of all nodes and boots.
+  const std::map<crdt::CellId, std::uint64_t>& counted() const { return counted_; }
+  const std::vector<Admission>& admissions() const { return admissions_; }
+  /// True if `node`, which is up, counts this admission of a bucket: it made it and has not handed
+  /// it over, or its replica holds that much of the slot. (A bucket that has drained is forgotten.)
+  bool knows(std::size_t node, const Admission& admission) const;
+  std::uint64_t messages(std::size_t kind) const { return sent_[kind]; }  ///< by Message's index
+  std::uint64_t begun_anew() const { return begun_anew_; }                ///< buckets, everywhere
+  std::uint64_t writes_lost() const { return writes_lost_; }              ///< by crashes
+  const std::set<std::size_t>& lost_disks() const { return lost_disks_; }
+  std::uint64_t messages_lost() const { return lost_; }
+  const std::vector<std::string>& broken() const { return broken_; }
+
+ private:
+  struct Pushed {
+    std::uint64_t upto = 0;
+    crdt::Delta delta;
+  };
+  struct Node {
+    std::unique_ptr<crdt::Replica> replica;
+    std::unique_ptr<Limiter> limiter;
+    std::uint64_t boots = 0;
+    std::map<crdt::CellId, std::uint64_t> own;  // of this incarnation
+    std::map<crdt::CellId, crdt::Cell> disk;
+    std::map<crdt::Incarnation, crdt::Member> disk_members;
+    std::vector<crdt::Write> queued;
+    bool committing = false;
+    bool stalled = false;
+    Nanos next_pump = 0;
+    Nanos next_sweep = 0;
+    std::vector<std::size_t> undrained;  // indices of admissions
+  };
+  struct Event {
+    Nanos at = 0;
+    std::uint64_t number = 0;
+    std::function<void()> act;
+    bool operator>(const Event& other) const {
+      return std::tie(at, number) > std::tie(other.at, other.number);
+    }
+  };
+
+  void at(Nanos time, std::function<void()> act);
+  Nanos draw(Nanos low, Nanos high);
+  bool roll(int percent);
+  crdt::PeerIndex index(std::size_t node, std::size_t peer) const;
+  std::size_t peer(std::size_t node, crdt::PeerIndex index) const;
+  void pump(std::size_t node);
+  void drain(std::size_t node);
+  void dispatch(std::size_t node);
+  void send(std::size_t from, std::size_t to, const crdt::Message& message);
+  void watch(std::size_t from, std::size_t to, const crdt::Message& message);
+  void watch_values(const crdt::Delta& delta);
+  void begin_commit(std::size_t node);
+  void commit(std::size_t node, std::size_t writes);
+  void remember(std::size_t node, const crdt::Delta& delta);
+  void note_own(const crdt::CellId& cell, const crdt::SlotId& slot, std::uint64_t value);
+  void check_alarms(std::size_t node);
+
+  MeshOptions options_;
+  Nanos now_;
+  std::mt19937_64 random_;
+  std::uint64_t next_event_ = 0;
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  std::uint64_t in_flight_ = 0;  // of the messages that carry cells
+  std::vector<Node> nodes_;
+  std::vector<crdt::Member> members_;
+  std::vector<std::vector<char>> cut_;
+  std::vector<std::vector<char>> connected_;
+  std::uint64_t incarnations_ = 0;
+  std::map<crdt::CellId, std::uint64_t> counted_;
+  std::map<SlotKey, std::uint64_t> durable_;
+  std::map<std::pair<crdt::Incarnation, crdt::Incarnation>, std::vector<Pushed>> pushed_;
+  std::vector<Admission> admissions_;
+  std::map<std::string, crdt::SeriesId> series_;
+  std::vector<std::uint64_t> sent_ = std::vector<std::uint64_t>(5);
+  std::uint64_t lost_ = 0;
+  std::uint64_t writes_lost_ = 0;
+  std::uint64_t begun_anew_ = 0;
+  std::set<std::size_t> lost_disks_;
+  std::vector<std::string> broken_;
+};
+
+}  // namespace weir::laws

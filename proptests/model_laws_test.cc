@@ -1,0 +1,270 @@
+#include <rapidcheck/state.h>
+#include <weir/limits/limiter.h>
+
+#include "law.h"
+#include "models.h"
+#include "schedules.h"
+
+/// Whole objects against models that are too plain to be wrong, under random commands.
+namespace weir::laws {
+namespace {
+
+using crdt::Cell;
+
+// A limiter against one that remembers every admission.
+
+using LimiterCommand = rc::state::Command<PlainLimiter, Limiter>;
+
+/// Two entries form the key; written one behind the other they would all be one.
+constexpr std::string_view kKeys[][2] = {{"a", "bc"}, {"ab", "c"}, {"abc", ""}};
+
+struct Check : LimiterCommand {
+  std::size_t key = *between<std::size_t>(0, 2);
+  std::uint64_t hits = *rc::gen::weightedElement<std::uint64_t>({{6, 1}, {3, 2}, {1, 0}, {1, 7}});
+  bool post = *chance(30);
+  /// Sometimes back; sometimes exactly to the next whole second, where windows end.
+  Nanos pause = *rc::gen::weightedOneOf<Nanos>({{4, between<Nanos>(0, 300 * kMillisecond)},
+                                                {2, between<Nanos>(0, 3 * kSecond)},
+                                                {1, between<Nanos>(-kSecond, 0)},
+                                                {1, between<Nanos>(0, 40 * kSecond)}});
+  bool to_edge = *chance(25);
+
+  Nanos when(const PlainLimiter& model) const {
+    Nanos at = model.now() + pause;
+    return to_edge ? at + kSecond - at % kSecond - (hits == 2) : at;
+  }
+  PlainLimiter::Answer ask(PlainLimiter& model) const {
+    return model.check(std::to_string(key), hits, post, when(model));
+  }
+  void apply(PlainLimiter& model) const override { ask(model); }
+  void run(const PlainLimiter& before, Limiter& limiter) const override {
+    PlainLimiter model = before;
+    PlainLimiter::Answer expected = ask(model);
+    std::vector<Entry> entries{
+        {"key", kKeys[key][0]}, {"tenant", kKeys[key][1]}, {"method", post ? "POST" : "GET"}};
+    Request request{"api", entries, hits};
+    Decision decision = limiter.check(request, when(before));
+    RC_ASSERT(decision.allowed == expected.allowed);
+    RC_ASSERT(decision.statuses.size() == expected.rules.size());
+    reached("denied", !decision.allowed);
+    reached("allowed", decision.allowed && hits > 0);
+    reached("a clock that went back", when(before) < before.now());
+    for (std::size_t i = 0; i < expected.rules.size(); ++i) {
+      RC_ASSERT(decision.statuses[i].allowed == expected.rules[i]);
+      RC_ASSERT(decision.statuses[i].remaining == expected.remaining[i]);
+      reached("a shadow rule that would deny", decision.statuses[i].shadow && !expected.rules[i]);
+      // What is used, rounded up, and what is left, rounded down, are the whole.
+      std::uint64_t used = limiter.used(static_cast<std::uint32_t>(i), request, model.now());
+      RC_ASSERT(used + decision.statuses[i].remaining == decision.statuses[i].limit);
+    }
+  }
+  void show(std::ostream& os) const override {
+    os << "check " << key << " x" << hits << (post ? " POST" : "") << " after " << pause
+       << (to_edge ? " at the edge" : "");
+  }
+};
+
+struct Sweep : LimiterCommand {
+  void run(const PlainLimiter& model, Limiter& limiter) const override {
+    std::size_t before = limiter.series_count();
+    std::size_t gone = limiter.sweep(model.now() - kSecond);
+    RC_ASSERT(limiter.series_count() == before - gone);
+    reached("series swept", gone > 0);
+  }
+  void show(std::ostream& os) const override { os << "sweep"; }
+};
+
+LAW(42, "a limiter decides as one that remembers every admission", "denied", "allowed",
+    "a clock that went back", "a shadow rule that would deny", "series swept",
+    "all three algorithms") {
+  std::vector<Rule> rules;
+  std::set<Algorithm> algorithms;
+  for (std::size_t i = *between<std::size_t>(1, 4).as("rules"); i > 0; --i) {
+    Rule rule = *rules_named("r" + std::to_string(i)).as("rule");
+    if (*chance(50)) rule.window = kSecond * 10;
+    if (rule.algorithm == Algorithm::token_bucket && rule.limit > 0 && rule.limit < 1000)
+      rule.window = std::min(rule.window, kMinute);
+    rule.key = {"key", "tenant"};
+    algorithms.insert(rule.algorithm);
+    rules.push_back(std::move(rule));
+  }
+  reached("all three algorithms", algorithms.size() == 3);
+  Limiter limiter(rule_set(rules), {});
+  std::vector<std::map<std::string, Nanos>> phases(rules.size());
+  for (std::uint32_t i = 0; i < rules.size(); ++i) {
+    for (std::size_t key = 0; key < 3; ++key) {
+      std::vector<Entry> entries{{"key", kKeys[key][0]}, {"tenant", kKeys[key][1]}};
+      phases[i][std::to_string(key)] =
+          window_shape(limiter.rules().rules()[i], limiter.series_of(i, {"api", entries, 1})).phase;
+    }
+  }
+  // Both clocks start here.
+  std::vector<Entry> entries{{"key", "other"}, {"tenant", "other"}};
+  limiter.check({"api", entries, 0}, kStart);
+  PlainLimiter model(rules, phases, kStart);
+  rc::state::check(model, limiter,
+                   rc::state::gen::execOneOfWithArgs<Check, Check, Check, Check, Sweep>());
+}
+
+// A replica and its disk against maps.
+
+constexpr crdt::Incarnation kSelf{100, 1};
+
+struct ReplicaModel {
+  Nanos now = kStart;
+  std::map<crdt::CellId, std::map<crdt::SlotId, std::uint64_t>> cells;
+  std::map<crdt::CellId, std::uint64_t> own;
+  struct Waiting {
+    crdt::CellId cell;
+    std::uint64_t value;
+  };
+  std::vector<Waiting> waiting;  // counted, not yet durable
+  std::uint64_t writes = 0;      // of own counts
+};
+
+struct ReplicaUnderTest {
+  crdt::Replica replica;
+  std::vector<crdt::WriteId> own_writes;
+  explicit ReplicaUnderTest(crdt::ReplicaOptions options) : replica(std::move(options), false) {
+    replica.peer_up(0, {200, 1}, kStart);
+    replica.tick(kStart);
+  }
+};
+
+using ReplicaCommand = rc::state::Command<ReplicaModel, ReplicaUnderTest>;
+
+/// The cells of which the model can say that they are there: not over yet.
+bool alive(const ReplicaModel& model, const crdt::CellId& id) {
+  return id.epoch.expiry > model.now - kSecond;
+}
+
+rc::Gen<crdt::CellId> brief_ids(Nanos now) {
+  return rc::gen::exec([now] {
+    Nanos start = now - now % (10 * kSecond) - *between<Nanos>(0, 2) * 10 * kSecond;
+    return crdt::CellId{*series_ids(), {start, start + *one_of<Nanos>({20 * kSecond, kHour})}};
+  });
+}
+
+void agree(const ReplicaModel& model, const crdt::Replica& replica) {
+  for (const auto& [id, slots] : model.cells) {
+    const Cell* cell = replica.find(id);
+    if (!alive(model, id)) {
+      reached("an epoch that is over");
+      continue;
+    }
+    RC_ASSERT(cell != nullptr);
+    RC_ASSERT(cell->slots.size() == slots.size());
+    for (const auto& [slot, value] : slots) RC_ASSERT(cell->value_of(slot) == value);
+  }
+  replica.for_each([&](const Cell& cell) {
+    RC_ASSERT(model.cells.contains(cell.id));
+    // Not longer than a generation's grain behind its end.
+    RC_ASSERT(model.now - cell.id.epoch.expiry <=
+              (cell.id.epoch.expiry - cell.id.epoch.start) / 4 + 3 * kSecond);
+  });
+}
+
+struct Count : ReplicaCommand {
+  crdt::CellId id;
+  std::uint64_t units = *positive_counts();
+  explicit Count(const ReplicaModel& model) : id(*brief_ids(model.now)) {}
+  void apply(ReplicaModel& model) const override {
+    std::uint64_t& total = model.own[id];
+    total = add_saturated(total, units);
+    model.waiting.push_back({id, total});
+  }
+  void run(const ReplicaModel& before, ReplicaUnderTest& sut) const override {
+    auto held = before.own.find(id);
+    std::uint64_t total = add_saturated(held == before.own.end() ? 0 : held->second, units);
+    crdt::OwnCount own{id, 0, total, {}, false};
+    sut.own_writes.push_back(sut.replica.count({&own, 1}, before.now));
+    // Not before it is durable.
+    agree(before, sut.replica);
+  }
+  void show(std::ostream& os) const override {
+    os << "count " << units << " in ";
+    crdt::showValue(id, os);
+  }
+};
+
+struct Persist : ReplicaCommand {
+  std::size_t how_many;
+  explicit Persist(const ReplicaModel& model)
+      : how_many(*between<std::size_t>(0, model.waiting.size())) {}
+  void checkPreconditions(const ReplicaModel& model) const override {
+    RC_PRE(how_many <= model.waiting.size());
+  }
+  void apply(ReplicaModel& model) const override {
+    for (std::size_t i = 0; i < how_many; ++i) {
+      const ReplicaModel::Waiting& next = model.waiting[i];
+      std::uint64_t& held = model.cells[next.cell][{kSelf, 0}];
+      held = std::max(held, next.value);
+    }
+    model.waiting.erase(model.waiting.begin(),
+                        model.waiting.begin() + static_cast<std::ptrdiff_t>(how_many));
+  }
+  void run(const ReplicaModel& before, ReplicaUnderTest& sut) const override {
+    if (how_many > 0) sut.replica.persisted(sut.own_writes.at(how_many - 1), before.now);
+    sut.own_writes.erase(sut.own_writes.begin(),
+                         sut.own_writes.begin() + static_cast<std::ptrdiff_t>(how_many));
+    agree(nextState(before), sut.replica);
+    reached("some durable, some not yet", how_many > 0 && how_many < before.waiting.size());
+  }
+  void show(std::ostream& os) const override { os << "persist " << how_many; }
+};
+
+struct Receive : ReplicaCommand {
+  crdt::CellId id;
+  std::vector<crdt::Slot> slots = *slots_of(false);
+  bool as_push = *chance(50);
+  explicit Receive(const ReplicaModel& model) : id(*brief_ids(model.now)) {}
+  void checkPreconditions(const ReplicaModel& model) const override {
+    RC_PRE(!slots.empty() && id.epoch.start <= model.now + kSecond);
+  }
+  void apply(ReplicaModel& model) const override {
+    for (const crdt::Slot& slot : slots) {
+      std::uint64_t& held = model.cells[id][slot.id];
+      held = std::max(held, slot.value);
+    }
+  }
+  void run(const ReplicaModel& before, ReplicaUnderTest& sut) const override {
+    crdt::Delta delta{{{id, slots, {}}}, {}};
+    crdt::Incarnation from{200, 1};
+    if (as_push) {
+      sut.replica.receive(0, from, crdt::Push{from, 0, 1, true, delta}, before.now);
+    } else {
+      sut.replica.receive(0, from, crdt::Repair{delta, {}}, before.now);
+    }
+    agree(nextState(before), sut.replica);
+    reached("a peer's thousand slots", slots.size() >= 1000);
+  }
+  void show(std::ostream& os) const override {
+    os << "receive ";
+    crdt::showValue(Cell{id, slots, {}}, os);
+  }
+};
+
+struct Pass : ReplicaCommand {
+  Nanos time = *between<Nanos>(0, 15) * kSecond;
+  void apply(ReplicaModel& model) const override { model.now += time; }
+  void run(const ReplicaModel& before, ReplicaUnderTest& sut) const override {
+    sut.replica.tick(before.now + time);
+    sut.replica.take();
+    agree(nextState(before), sut.replica);
+  }
+  void show(std::ostream& os) const override { os << "pass " << time / kSecond << " s"; }
+};
+
+LAW(5, "a replica holds what the sequential model holds", "some durable, some not yet",
+    "an epoch that is over", "a peer's thousand slots") {
+  crdt::ReplicaOptions options;
+  options.incarnation = kSelf;
+  options.peers = {{"other", "n"}};
+  ReplicaUnderTest sut(options);
+  rc::state::check(
+      ReplicaModel{}, sut,
+      rc::state::gen::execOneOfWithArgs<Count, Count, Persist, Receive, Receive, Pass>());
+}
+
+}  // namespace
+}  // namespace weir::laws

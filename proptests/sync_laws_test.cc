@@ -1,0 +1,356 @@
+#include "law.h"
+#include "schedules.h"
+
+namespace weir::laws {
+namespace {
+
+using crdt::Cell;
+
+const std::vector<Act> kLinks{Act::cut, Act::cut_one_way, Act::mend, Act::disconnect, Act::connect};
+const std::vector<Act> kEverything{Act::cut,     Act::mend,       Act::disconnect, Act::connect,
+                                   Act::crash,   Act::boot,       Act::lose_disk,  Act::stall,
+                                   Act::unstall, Act::reincarnate};
+
+LAW(34, "acknowledged means durable at the peer", "acknowledgements", "a lost message",
+    "a slow disk", "writes lost in a crash", "pushes out of order") {
+  MeshOptions options = *mesh_options(2, 3).as("mesh");
+  options.memory_only = false;
+  auto schedule = *schedules(options.nodes, {Act::crash, Act::boot, Act::stall, Act::unstall,
+                                             Act::cut_one_way, Act::mend})
+                       .as("schedule");
+  Mesh mesh(options);
+  for (const Step& step : schedule) {
+    play(mesh, step);
+    for (const std::string& promise : mesh.broken()) RC_FAIL(promise);
+  }
+  RC_ASSERT(mesh.settle());
+  assert_agreement(mesh);
+  // At rest everything is acknowledged: then everything is on every disk.
+  for (std::size_t i = 0; i < mesh.size(); ++i) RC_ASSERT(mesh.disk(i) == mesh.state(0));
+  reached("acknowledgements", mesh.messages(1) > 0);
+  reached("a lost message", mesh.messages_lost() > 0);
+  reached("a slow disk", options.max_commit > 100 * kMillisecond && mesh.messages(1) > 0);
+  reached("writes lost in a crash", mesh.writes_lost() > 0);
+  reached("pushes out of order", options.max_delay > 300 * kMillisecond && mesh.messages(0) > 3);
+}
+
+LAW(35, "a fresh peer incarnation gets everything", "with an empty disk", "with its disk",
+    "news while it was away", "it counts at once") {
+  MeshOptions options = *mesh_options(2, 4).as("mesh");
+  auto before = *schedules(options.nodes, {Act::stall, Act::unstall}).as("before");
+  auto away = *schedules(options.nodes, {}).as("while it is away");
+  bool lost = *chance(60).as("disk lost");
+  Mesh mesh(options);
+  play(mesh, before);
+  RC_ASSERT(mesh.settle());
+  mesh.crash(0);
+  if (lost) mesh.lose_disk(0);
+  std::uint64_t counted = 0;
+  for (const Step& step : away) {
+    play(mesh, step);
+    counted += step.act == Act::count && step.node != 0;
+  }
+  mesh.boot(0);
+  if (*chance(50)) {
+    mesh.add(0, {{3, 3}, {kStart - kHour, kStart + kDay}}, 5);
+    reached("it counts at once");
+  }
+  RC_ASSERT(mesh.settle());
+  assert_agreement(mesh);
+  auto state = mesh.state(0);
+  if (!options.memory_only || !lost) {
+    for (const auto& [slot, value] : mesh.durable()) {
+      RC_ASSERT(state.contains(slot.first));
+      RC_ASSERT(state.at(slot.first).value_of(slot.second) == value);
+    }
+  }
+  for (std::size_t i = 1; i < mesh.size(); ++i) {
+    RC_ASSERT(mesh.replica(i).peers().at(0).incarnation == mesh.replica(0).incarnation());
+    RC_ASSERT(mesh.replica(i).peers().at(0).unacked == 0u);
+  }
+  reached("with an empty disk", lost && !state.empty());
+  reached("with its disk", !lost && !state.empty());
+  reached("news while it was away", counted > 0);
+}
+
+LAW(36, "a stale acknowledgement moves no cursor", "another boot of the pusher",
+    "another boot of the receiver", "from an old session", "beyond the head",
+    "older than the last one", "before the stream's start", "a right one") {
+  crdt::Incarnation self{100, 1};
+  crdt::Incarnation old_self{100, 9};
+  crdt::Incarnation peer{200, 1};
+  crdt::Incarnation old_peer{200, 9};
+  crdt::ReplicaOptions options;
+  options.incarnation = self;
+  options.peers = {{"other", "n"}};
+  crdt::Replica replica(options, true);
+  std::uint64_t head = 0;
+  auto count = [&] {
+    crdt::OwnCount own{{{1, 1}, {kStart - kHour, kStart + kHour}}, 0, ++head, {}, false};
+    replica.count({&own, 1}, kStart);
+  };
+  for (int i = *between(0, 5).as("counted before the session"); i > 0; --i) count();
+  std::uint64_t base = head;
+  std::uint64_t acked = base;
+  replica.peer_up(0, peer, kStart);
+  for (int kind : *rc::gen::container<std::vector<int>>(between(0, 8)).as("kinds")) {
+    if (kind >= 7) {
+      count();
+      replica.flush(kStart);
+      RC_ASSERT(replica.peers()[0].unacked == head - acked);
+      continue;
+    }
+    crdt::Ack ack{self, peer, *between<std::uint64_t>(base, head)};
+    crdt::Incarnation from = peer;
+    bool right = false;
+    switch (kind) {
+      case 0:
+        ack.pusher = old_self;
+        reached("another boot of the pusher");
+        break;
+      case 1:
+        ack.receiver = old_peer;
+        reached("another boot of the receiver");
+        break;
+      case 2:
+        from = old_peer;
+        ack.receiver = old_peer;
+        reached("from an old session");
+        break;
+      case 3:
+        ack.upto = head + *between<std::uint64_t>(1, 3);
+        reached("beyond the head");
+        break;
+      case 4:
+        reached("before the stream's start", base > 0);
+        right = base == 0;
+        ack.upto = base == 0 ? 0 : base - 1;
+        break;
+      default:
+        right = true;
+        reached("older than the last one", ack.upto < acked);
+        reached("a right one", ack.upto > acked);
+        acked = std::max(acked, ack.upto);
+    }
+    std::uint64_t stale = replica.counters().stale_acks;
+    replica.receive(0, from, ack, kStart);
+    RC_ASSERT(replica.counters().stale_acks == stale + !right);
+    RC_ASSERT(replica.peers()[0].unacked == head - acked);
+  }
+}
+
+LAW(37, "quiescent and connected: equal digests, no traffic, bounded buffers",
+    "cells that expired unsent", "after faults", "a busy mesh") {
+  MeshOptions options = *mesh_options(2, 4).as("mesh");
+  auto schedule = *schedules(options.nodes, kEverything).as("schedule");
+  Mesh mesh(options);
+  if (*chance(40)) {
+    // A window that opens and closes while nobody listens.
+    crdt::CellId brief{{5, 5}, {kStart, kStart + kSecond}};
+    for (std::size_t i = 1; i < mesh.size(); ++i) mesh.disconnect(0, i);
+    mesh.add(0, brief, 3);
+    mesh.advance(5 * kSecond);
+    RC_ASSERT(mesh.replica(0).find(brief) == nullptr);
+    reached("cells that expired unsent");
+  }
+  play(mesh, schedule);
+  RC_ASSERT(mesh.settle());
+  assert_agreement(mesh);
+  std::vector<std::uint64_t> sent;
+  for (std::size_t kind = 0; kind < 5; ++kind) sent.push_back(mesh.messages(kind));
+  std::size_t cells = mesh.replica(0).cell_count();
+  mesh.advance(10 * kSecond);
+  RC_ASSERT(mesh.messages(0) == sent[0]);  // pushes
+  RC_ASSERT(mesh.messages(1) == sent[1]);  // acknowledgements
+  RC_ASSERT(mesh.messages(4) == sent[4]);  // repairs
+  // Digests still go round, one offer a peer and interval at most.
+  auto most =
+      static_cast<std::uint64_t>(10 * kSecond / (options.anti_entropy_interval * 9 / 10)) + 1;
+  RC_ASSERT(mesh.messages(2) > sent[2]);
+  RC_ASSERT(mesh.messages(2) - sent[2] <= most * mesh.size() * (mesh.size() - 1));
+  RC_ASSERT(mesh.at_rest());
+  assert_agreement(mesh);
+  RC_ASSERT(mesh.replica(0).cell_count() == cells);
+  for (std::size_t i = 0; i < mesh.size(); ++i) {
+    for (const crdt::PeerStatus& peer : mesh.replica(i).peers()) {
+      RC_ASSERT(peer.unacked == 0u);
+      RC_ASSERT(peer.agrees);
+      RC_ASSERT(peer.in_step_at >= mesh.now() - kSecond);
+    }
+  }
+  reached("after faults", mesh.messages_lost() > 0);
+  reached("a busy mesh", sent[0] > 20);
+}
+
+LAW(38, "equal digests mean equal states", "equal states", "one value off by one", "one slot more",
+    "one cell less", "a checkpoint that differs", "a bucket's times differ",
+    "two values exchanged") {
+  crdt::Delta one = *deltas().as("one");
+  crdt::Delta other = one;
+  std::reverse(other.cells.begin(), other.cells.end());
+  auto fill = [](const crdt::Delta& delta) {
+    crdt::ReplicaOptions options;
+    options.incarnation = {100, 1};
+    auto replica = std::make_unique<crdt::Replica>(options, true);
+    replica->restore(delta, kStart);
+    return replica;
+  };
+  RC_ASSERT(fill(one)->digest() == fill(other)->digest());
+  reached("equal states");
+  if (other.cells.empty()) return;
+  Cell& cell = other.cells[*between<std::size_t>(0, other.cells.size() - 1).as("cell")];
+  crdt::Slot& slot = cell.slots[*between<std::size_t>(0, cell.slots.size() - 1).as("slot")];
+  switch (*between(0, 5).as("change")) {
+    case 0:
+      if (slot.value == kMax) return;
+      ++slot.value;
+      reached("one value off by one");
+      break;
+    case 1:
+      cell.raise({{77, 77}, cell.id.is_bucket() ? 1u : 0u}, *positive_counts());
+      reached("one slot more");
+      break;
+    case 2:
+      other.cells.erase(other.cells.begin() + (&cell - other.cells.data()));
+      reached("one cell less");
+      break;
+    case 3:
+      if (!cell.id.is_bucket() || cell.bucket.checkpoint.counted == 0) return;
+      if (*chance(50)) {
+        cell.bucket.checkpoint.debt +=
+            *one_of<crdt::DebtTicks>({1, static_cast<crdt::DebtTicks>(1) << 64});
+      } else {
+        cell.bucket.checkpoint.at -= 1;
+      }
+      reached("a checkpoint that differs");
+      break;
+    case 4:
+      if (!cell.id.is_bucket()) return;
+      (*chance(50) ? cell.bucket.expiry : cell.bucket.touched) += 1;
+      cell.bucket.expiry = std::max(cell.bucket.expiry, cell.bucket.touched);
+      reached("a bucket's times differ");
+      break;
+    default:
+      if (cell.slots.size() < 2 || cell.slots[0].value == cell.slots[1].value) return;
+      std::swap(cell.slots[0].value, cell.slots[1].value);
+      reached("two values exchanged");
+  }
+  RC_ASSERT(fill(one)->digest() != fill(other)->digest());
+}
+
+LAW(39, "a connected graph with cut links still converges", "a line", "a star", "news from an end",
+    "a bucket") {
+  MeshOptions options = *mesh_options(3, 5).as("mesh");
+  std::size_t n = options.nodes;
+  Mesh mesh(options);
+  // A random tree: node i hangs on one before it. Every other link is cut for good.
+  std::vector<std::size_t> parent(n);
+  std::vector<std::size_t> degree(n);
+  for (std::size_t i = 1; i < n; ++i) {
+    parent[i] = *between<std::size_t>(0, i - 1).as("parent");
+    ++degree[i];
+    ++degree[parent[i]];
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      if (parent[i] != j) mesh.cut(i, j);
+    }
+  }
+  auto schedule = *schedules(n, {Act::stall, Act::unstall}).as("schedule");
+  play(mesh, schedule);
+  crdt::CellId cell{{1u << 20, 1}, {kStart - kHour, kStart + kHour}};
+  mesh.add(n - 1, cell, 7);
+  reached("news from an end", degree[n - 1] == 1);
+  reached("a line", *std::max_element(degree.begin(), degree.end()) == 2);
+  reached("a star", *std::max_element(degree.begin(), degree.end()) == n - 1);
+  crdt::OwnCount bucket;
+  bucket.cell = {{9, 9}, crdt::kBucketEpoch};
+  reached("a bucket");
+  RC_ASSERT(mesh.settle(2 * kMinute, true));
+  assert_agreement(mesh);
+  auto state = mesh.state(0);
+  for (const auto& [id, units] : mesh.counted()) RC_ASSERT(state.at(id).total() == units);
+}
+
+LAW(40, "who is no member changes nothing, and a relay that inflates another's slot is found out",
+    "a session that is no peer's", "a message in another's name", "an invalid cell",
+    "an inflated slot of ours", "a slot of ours as it is") {
+  crdt::Incarnation self{100, 1};
+  crdt::Incarnation peer{200, 1};
+  crdt::ReplicaOptions options;
+  options.incarnation = self;
+  options.peers = {{"other", "n"}};
+  crdt::Replica replica(options, true);
+  replica.peer_up(0, peer, kStart);
+  crdt::CellId id{{1, 1}, {kStart - kHour, kStart + kHour}};
+  std::uint64_t own = *between<std::uint64_t>(1, 100).as("own");
+  crdt::OwnCount count{id, 0, own, {}, false};
+  replica.count({&count, 1}, kStart);
+  std::uint64_t digest = replica.digest();
+  replica.take();
+  Cell news;
+  news.id = id;
+  news.raise({peer, 0}, *positive_counts().as("units"));
+  bool as_push = *chance(50).as("as a push");
+  auto give = [&](crdt::PeerIndex index, const crdt::Incarnation& from,
+                  const crdt::Incarnation& pusher) {
+    if (as_push) {
+      replica.receive(index, from, crdt::Push{pusher, 0, 1, true, {{news}, {}}}, kStart);
+    } else {
+      replica.receive(index, from, crdt::Repair{{{news}, {}}, {}}, kStart);
+    }
+  };
+  switch (*between(0, 4).as("what")) {
+    case 0: {
+      crdt::PeerIndex stranger = *one_of<crdt::PeerIndex>({1, 2, ~crdt::PeerIndex{0}});
+      replica.peer_up(stranger, {300, 1}, kStart);
+      give(stranger, {300, 1}, {300, 1});
+      reached("a session that is no peer's");
+      break;
+    }
+    case 1:
+      as_push = true;
+      give(0, peer, {300, 1});
+      RC_ASSERT(replica.counters().invalid_cells == 1u);
+      reached("a message in another's name");
+      break;
+    case 2:
+      switch (*between(0, 3).as("how")) {
+        case 0:
+          news.slots.push_back(news.slots[0]);
+          break;
+        case 1:
+          news.slots[0].id.birth = 5;
+          break;
+        case 2:
+          news.id.epoch.expiry = news.id.epoch.start;
+          break;
+        default:
+          news.slots[0].id.writer = {};
+          break;
+      }
+      give(0, peer, peer);
+      RC_ASSERT(replica.counters().invalid_cells == 1u);
+      reached("an invalid cell");
+      break;
+    case 3:
+      news.slots.clear();
+      news.raise({self, 0}, own + *between<std::uint64_t>(1, 1000));
+      give(0, peer, peer);
+      RC_ASSERT(replica.take_alarms() == std::vector<crdt::Alarm>{crdt::Alarm::own_slot_ahead});
+      reached("an inflated slot of ours");
+      break;
+    default:
+      news.slots.clear();
+      news.raise({self, 0}, *between<std::uint64_t>(1, own));
+      give(0, peer, peer);
+      reached("a slot of ours as it is");
+  }
+  RC_ASSERT(replica.digest() == digest);
+  RC_ASSERT(replica.find(id)->total() == own);
+  RC_ASSERT(replica.take_alarms().empty());
+  RC_ASSERT(replica.take().changed.empty());
+}
+
+}  // namespace
+}  // namespace weir::laws
