@@ -49,7 +49,8 @@ void Engine::stop(Nanos wall) {
   }
   dispatch();
   store_->close(now);
-  // It committed everything queued, or the store has failed, of which the driver may not have heard.
+  // It committed everything queued, or the store has failed, of which the driver may not have
+  // heard.
   if (!store_broke_) persisted_ = last_write_;
   settle(store_broke_);
 }

@@ -210,7 +210,15 @@ LAW(18, "nor through limiters, replicas, restarts and buckets that drained",
   for (int step = 0; step < steps; ++step) {
     Nanos pause = *rc::gen::weightedOneOf<Nanos>(
         {{4, between<Nanos>(0, 300)}, {2, between<Nanos>(0, 2000)}, {1, between<Nanos>(0, 9000)}});
-    mesh.advance(pause * kMillisecond);
+    pause *= kMillisecond;
+    if (*chance(30)) {
+      // Just behind the end of the bucket: some have forgotten it, some not yet.
+      for (const auto& [id, cell] : mesh.state(0)) {
+        pause = std::max<Nanos>(cell.bucket.expiry - mesh.now(), 0) +
+                *between<Nanos>(0, 1500) * kMillisecond;
+      }
+    }
+    mesh.advance(pause);
     std::size_t node = *between<std::size_t>(0, mesh.size() - 1);
     if (*chance(4)) {
       mesh.crash(node);
@@ -323,6 +331,49 @@ LAW(20, "with bounded delay a bucket's excess is at most what was unseen", "seve
     }
   }
   reached("several writers busy", busy.size() > 1);
+}
+
+LAW(20, "nor through limiters, replicas and buckets that drained", "a bucket begun anew",
+    "an excess", "two consumers", "one consumer alone") {
+  MeshOptions options;
+  options.nodes = *between<std::size_t>(2, 3).as("nodes");
+  options.memory_only = *chance(30).as("memory only");
+  options.sync_interval = 50 * kMillisecond;
+  options.anti_entropy_interval = 200 * kMillisecond;
+  options.seed = *between<std::uint64_t>(1, 1'000'000).as("seed");
+  BucketShape shape{1, kSecond, *between<std::uint64_t>(3, 6).as("burst"), 0};
+  options.rules = rule_set({bucket_rule(shape)});
+  Mesh mesh(options);
+  // Hand-over, commit, tick and network.
+  constexpr Nanos kExchange = 300 * kMillisecond;
+  std::vector<Entry> key{{"key", "k"}};
+  std::uint64_t most_unseen = 0;
+  std::set<std::size_t> consumers;
+  std::size_t node = 0;
+  for (int step = *between(1, 20).as("steps"); step > 0; --step) {
+    Nanos pause = *between<Nanos>(0, 1600) * kMillisecond;
+    if (*chance(15)) pause = *between<Nanos>(5000, 9000) * kMillisecond;
+    mesh.advance(pause);
+    if (*chance(15)) node = *between<std::size_t>(0, mesh.size() - 1);
+    if (mesh.check(node, "k", *between<std::uint64_t>(1, 2)).allowed) consumers.insert(node);
+    std::vector<Consumption> all;
+    std::uint64_t recent = 0;
+    for (const Admission& admission : mesh.admissions()) {
+      all.push_back({admission.at, admission.units});
+      if (admission.at > mesh.now() - kExchange) recent += admission.units;
+    }
+    most_unseen = std::max(most_unseen, recent);
+    Uint128 owed = true_debt(all, mesh.now(), shape.rate, shape.unit, ~Uint128{0} >> 2);
+    for (std::size_t i = 0; i < mesh.size(); ++i) {
+      std::uint64_t used = mesh.limiter(i).used(0, {"api", key, 1}, mesh.now());
+      // used() is rounded up.
+      RC_ASSERT(shape.ticks(used) < owed + shape.ticks(most_unseen + 1));
+      reached("an excess", shape.ticks(used) > owed + shape.ticks(1));
+    }
+  }
+  reached("a bucket begun anew", mesh.begun_anew() > 0);
+  reached("two consumers", consumers.size() > 1);
+  reached("one consumer alone", consumers.size() == 1);
 }
 
 LAW(21, "after a heal the lock-out is bounded by max_debt", "debt beyond the cap",

@@ -30,7 +30,7 @@ LimiterOptions replicated() {
 
 LAW(41, "more merged counts never turn a deny into an allow", "a window", "a bucket", "a ring",
     "an allow that became a deny", "news of the window before", "a later touch",
-    "counts that saturate") {
+    "counts that saturate", "older news again") {
   Rule rule = *rules_named("r").as("rule");
   rule.shadow = false;
   rule.default_cost = 1;
@@ -80,6 +80,7 @@ LAW(41, "more merged counts never turn a deny into an allow", "a window", "a buc
     }
     reached("an allow that became a deny", i > 0 && !fits && !denied);
     denied = !fits;
+    Cell before = cell;
     crdt::SlotId slot{kOther, bucket ? 1u : 0u};
     std::uint64_t held = cell.value_of(slot);
     std::uint64_t more = *rc::gen::weightedOneOf<std::uint64_t>(
@@ -96,6 +97,10 @@ LAW(41, "more merged counts never turn a deny into an allow", "a window", "a buc
     }
     if (cell.slots.empty()) continue;
     limiter.absorb(cell);
+    if (before.slots.empty() || !*chance(40)) continue;
+    // Older news that comes again takes nothing back.
+    limiter.absorb(before);
+    reached("older news again", before.total() < cell.total());
   }
   reached("a window", rule.algorithm == Algorithm::fixed_window);
   reached("a bucket", bucket);

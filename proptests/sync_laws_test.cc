@@ -183,8 +183,8 @@ LAW(37, "quiescent and connected: equal digests, no traffic, bounded buffers",
 }
 
 LAW(38, "equal digests mean equal states", "equal states", "one value off by one", "one slot more",
-    "one cell less", "a checkpoint that differs", "a bucket's times differ",
-    "two values exchanged") {
+    "one cell less", "a checkpoint's debt differs", "a checkpoint's instant differs",
+    "a bucket's times differ", "two values exchanged") {
   crdt::Delta one = *deltas().as("one");
   crdt::Delta other = one;
   std::reverse(other.cells.begin(), other.cells.end());
@@ -198,9 +198,14 @@ LAW(38, "equal digests mean equal states", "equal states", "one value off by one
   RC_ASSERT(fill(one)->digest() == fill(other)->digest());
   reached("equal states");
   if (other.cells.empty()) return;
-  Cell& cell = other.cells[*between<std::size_t>(0, other.cells.size() - 1).as("cell")];
+  int change = *between(0, 6).as("change");
+  std::size_t chosen = *between<std::size_t>(0, other.cells.size() - 1).as("cell");
+  for (std::size_t i = 0; change >= 3 && change <= 5 && i < other.cells.size(); ++i) {
+    if (other.cells[i].bucket.checkpoint.counted > 0) chosen = i;
+  }
+  Cell& cell = other.cells[chosen];
   crdt::Slot& slot = cell.slots[*between<std::size_t>(0, cell.slots.size() - 1).as("slot")];
-  switch (*between(0, 5).as("change")) {
+  switch (change) {
     case 0:
       if (slot.value == kMax) return;
       ++slot.value;
@@ -216,15 +221,16 @@ LAW(38, "equal digests mean equal states", "equal states", "one value off by one
       break;
     case 3:
       if (!cell.id.is_bucket() || cell.bucket.checkpoint.counted == 0) return;
-      if (*chance(50)) {
-        cell.bucket.checkpoint.debt +=
-            *one_of<crdt::DebtTicks>({1, static_cast<crdt::DebtTicks>(1) << 64});
-      } else {
-        cell.bucket.checkpoint.at -= 1;
-      }
-      reached("a checkpoint that differs");
+      cell.bucket.checkpoint.debt +=
+          *one_of<crdt::DebtTicks>({1, static_cast<crdt::DebtTicks>(1) << 64});
+      reached("a checkpoint's debt differs");
       break;
     case 4:
+      if (!cell.id.is_bucket() || cell.bucket.checkpoint.counted == 0) return;
+      cell.bucket.checkpoint.at -= 1;
+      reached("a checkpoint's instant differs");
+      break;
+    case 5:
       if (!cell.id.is_bucket()) return;
       (*chance(50) ? cell.bucket.expiry : cell.bucket.touched) += 1;
       cell.bucket.expiry = std::max(cell.bucket.expiry, cell.bucket.touched);
@@ -350,6 +356,57 @@ LAW(40, "who is no member changes nothing, and a relay that inflates another's s
   RC_ASSERT(replica.find(id)->total() == own);
   RC_ASSERT(replica.take_alarms().empty());
   RC_ASSERT(replica.take().changed.empty());
+}
+
+LAW(40, "an own bucket slot that was forgotten comes back as anybody's, without an alarm",
+    "in two steps", "counted anew under a new slot", "without disks") {
+  crdt::Incarnation self{100, 1};
+  crdt::Incarnation peer{200, 1};
+  crdt::ReplicaOptions options;
+  options.incarnation = self;
+  options.peers = {{"other", "n"}};
+  bool memory_only = *chance(50).as("memory only");
+  crdt::Replica replica(options, memory_only);
+  replica.peer_up(0, peer, kStart);
+  crdt::CellId id{{1, 1}, crdt::kBucketEpoch};
+  auto count = [&](Nanos at, std::uint64_t value) {
+    crdt::BucketState state{{value, at, 1}, at, at + kSecond};
+    crdt::OwnCount own{id, static_cast<std::uint64_t>(at), value, state, false};
+    crdt::WriteId write = replica.count({&own, 1}, at);
+    replica.persisted(write, at);
+  };
+  std::uint64_t value = *between<std::uint64_t>(2, 100).as("value");
+  count(kStart, value);
+  Cell old = *replica.find(id);
+  // The bucket drains, and a peer that knows nothing of it makes a slot.
+  Nanos later = old.bucket.expiry + *between<Nanos>(0, kMinute).as("drained for");
+  replica.tick(later);
+  Cell news;
+  news.id = id;
+  news.raise({peer, static_cast<std::uint64_t>(later)}, 1);
+  news.bucket = {{1, later, 1}, later, later + kHour};
+  auto give = [&](const Cell& cell) {
+    replica.receive(0, peer, crdt::Repair{{{cell}, {}}, {}}, later);
+  };
+  give(news);
+  RC_ASSERT(*replica.find(id) == news);
+  RC_ASSERT(replica.take().begun_anew == std::vector<crdt::CellId>{id});
+  if (*chance(50)) {
+    count(later + 1, 1);
+    reached("counted anew under a new slot");
+  }
+  // Old copies come back from peers that have not forgotten, in any order.
+  old.bucket.expiry = later + kHour;
+  crdt::SlotId slot = old.slots[0].id;
+  Cell part = old;
+  part.slots[0].value = *between<std::uint64_t>(1, value).as("first copy");
+  part.bucket.checkpoint.counted = part.slots[0].value;
+  give(part);
+  give(old);
+  RC_ASSERT(replica.find(id)->value_of(slot) == value);
+  RC_ASSERT(replica.take_alarms().empty());
+  reached("in two steps", part.slots[0].value < value);
+  reached("without disks", memory_only);
 }
 
 }  // namespace
