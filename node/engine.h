@@ -22,7 +22,7 @@ struct EngineOptions {
   Nanos sweep_interval = kSecond;
   /// How far ahead of now the time floor is kept on disk. After a crash the clock resumes there, so
   /// it may stand still for this long.
-  Nanos time_ahead = 2 * kSecond;
+  Nanos time_ahead = kSecond;
   /// Uncommitted writes at which the engine stops handing over more: the limiter keeps the totals,
   /// so a disk that is slow costs no memory.
   std::uint64_t max_backlog = 64;

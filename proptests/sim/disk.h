@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <weir/proptests/sim/random.h>
@@ -33,6 +34,9 @@ struct Image {
   std::vector<crdt::Incarnation> incarnations;
   Nanos ceiling = 0;
   bool clean = false;
+  /// When the bucket of a slot was full again, as the last write that had the slot said. A store
+  /// may forget it from then on, also if the bucket goes on with other slots.
+  std::map<std::pair<crdt::CellId, crdt::SlotId>, Nanos> slot_expiry;
 
   void take_in(const crdt::Delta& delta);
   std::uint64_t value_of(const crdt::CellId& cell, const crdt::SlotId& slot) const;
