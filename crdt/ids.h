@@ -8,7 +8,7 @@
 
 namespace weir::crdt {
 
-/// One boot of one node: 128 random bits, never used again (DESIGN: a reused id lets max-merge
+/// One boot of one node: 128 random bits, never used again (a reused id would let max-merge
 /// swallow increments of a node that came back from an older disk). Zero means "none".
 struct Incarnation {
   std::uint64_t hi = 0;

@@ -436,9 +436,9 @@ struct Limiter::Impl {
 
   void rebase(const crdt::Incarnation& fresh, const DurableCount& durable) {
     crdt::Incarnation old = options.incarnation;
-    for (Shard& shard : shards) shard.mutex.lock();
     options.incarnation = fresh;
     for (Shard& shard : shards) {
+      std::lock_guard lock(shard.mutex);
       for (auto& [id, series] : shard.series) {
         for (WindowCell& cell : series.windows) {
           std::uint64_t held = durable({id, cell.epoch}, {old, 0});
@@ -454,7 +454,6 @@ struct Limiter::Impl {
         }
       }
     }
-    for (Shard& shard : shards) shard.mutex.unlock();
   }
 
   template <typename AnyCell>

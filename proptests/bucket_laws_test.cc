@@ -225,9 +225,16 @@ LAW(18, "nor through limiters, replicas, restarts and buckets that drained",
       mesh.boot(node);
       reached("a restart");
     }
+    if (*chance(15)) mesh.stall(node, true);
+    if (*chance(30)) {
+      for (std::size_t i = 0; i < mesh.size(); ++i) mesh.stall(i, false);
+    }
     std::uint64_t units = *rc::gen::weightedOneOf<std::uint64_t>(
         {{3, between<std::uint64_t>(1, 3)}, {1, rc::gen::just(shape.burst)}});
-    reached("a denial", !mesh.check(node, "k", units).allowed);
+    bool everywhere = *chance(30);
+    for (std::size_t i = 0; i < mesh.size(); ++i) {
+      if (everywhere || i == node) reached("a denial", !mesh.check(i, "k", units).allowed);
+    }
     for (std::size_t i = 0; i < mesh.size(); ++i) {
       std::vector<Consumption> known;
       for (const Admission& admission : mesh.admissions()) {
@@ -249,6 +256,61 @@ LAW(18, "nor through limiters, replicas, restarts and buckets that drained",
   }
   reached("a bucket begun anew", mesh.begun_anew() > 0);
   for (const std::string& promise : mesh.broken()) RC_FAIL(promise);
+}
+
+LAW(18, "nor while own counts wait for the disk as a bucket is begun anew", "news before the disk",
+    "news in between", "news after the disk", "own units of before") {
+  crdt::Incarnation self{100, 1};
+  crdt::Incarnation peer{200, 1};
+  crdt::ReplicaOptions options;
+  options.incarnation = self;
+  options.peers = {{"other", "n"}};
+  crdt::Replica replica(options, false);
+  replica.peer_up(0, peer, kStart);
+  BucketShape shape{1, kSecond, 10, 1};
+  crdt::CellId id{{1, 1}, crdt::kBucketEpoch};
+  // What was there has drained.
+  std::uint64_t before = *between<std::uint64_t>(1, 9).as("drained");
+  Cell old;
+  old.id = id;
+  old.raise({peer, 1}, before);
+  old.bucket = consume_bucket(shape, {}, 0, kStart, before);
+  replica.receive(0, peer, crdt::Repair{{{old}, {}}, {}}, kStart);
+  Nanos now = old.bucket.expiry + *between<Nanos>(0, 900) * kMillisecond;
+  replica.tick(now);
+  // The limiter has forgotten it, counts anew, then hears of the old units and counts on top.
+  std::uint64_t first = *between<std::uint64_t>(1, 4).as("first");
+  std::uint64_t second = *between<std::uint64_t>(1, 4).as("second");
+  auto birth = static_cast<std::uint64_t>(now);
+  crdt::BucketState one = consume_bucket(shape, {}, 0, now, first);
+  crdt::BucketState both = one;
+  crdt::join(both, old.bucket);
+  both = consume_bucket(shape, both, first + before, now, second);
+  crdt::OwnCount counts[] = {{id, birth, first, one, false},
+                             {id, birth, first + second, both, false}};
+  crdt::WriteId writes[2];
+  for (std::size_t i = 0; i < 2; ++i) writes[i] = replica.count({&counts[i], 1}, now);
+  // A peer consumed as well, in a slot of its own.
+  Cell news;
+  news.id = id;
+  std::uint64_t others = *between<std::uint64_t>(1, 9).as("others");
+  news.raise({peer, birth}, others);
+  news.bucket = consume_bucket(shape, {}, 0, now, others);
+  int when = *between(0, 2).as("when the news come");
+  for (int step = 0; step < 3; ++step) {
+    if (step == when) replica.receive(0, peer, crdt::Repair{{{news}, {}}, {}}, now);
+    if (step < 2) replica.persisted(writes[step], now);
+  }
+  const Cell& cell = *replica.find(id);
+  Uint128 estimate =
+      crdt::debt_at(cell.bucket, cell.total(), now, shape.rate, shape.unit, shape.cap());
+  RC_ASSERT(cell.value_of({self, birth}) == first + second);
+  RC_ASSERT(cell.value_of({peer, birth}) == others);
+  RC_ASSERT(estimate >= std::min<Uint128>(shape.cap(), shape.ticks(first + second + others)));
+  reached("news before the disk", when == 0);
+  reached("news in between", when == 1);
+  reached("news after the disk", when == 2);
+  reached("own units of before", before > others);
 }
 
 LAW(19, "after a full exchange all replicas agree", "buckets alive", "buckets that drained",
@@ -334,7 +396,7 @@ LAW(20, "with bounded delay a bucket's excess is at most what was unseen", "seve
 }
 
 LAW(20, "nor through limiters, replicas and buckets that drained", "a bucket begun anew",
-    "a debt that others know of", "an excess", "two consumers", "one consumer alone") {
+    "a debt that others know of", "two consumers", "one consumer alone") {
   MeshOptions options;
   options.nodes = *between<std::size_t>(2, 3).as("nodes");
   options.memory_only = *chance(30).as("memory only");

@@ -99,7 +99,9 @@ LAW(41, "more merged counts never turn a deny into an allow", "a window", "a buc
     limiter.absorb(cell);
     if (before.slots.empty() || !*chance(40)) continue;
     // Older news that comes again takes nothing back.
+    std::uint64_t left = limiter.check(Ask("k", 0).request, now).statuses.at(0).remaining;
     limiter.absorb(before);
+    RC_ASSERT(limiter.check(Ask("k", 0).request, now).statuses.at(0).remaining == left);
     reached("older news again", before.total() < cell.total());
   }
   reached("a window", rule.algorithm == Algorithm::fixed_window);

@@ -16,7 +16,7 @@
 
 namespace weir::sim {
 
-/// A law (DESIGN section 9) was seen broken. Thrown; ends the run.
+/// A law (docs/specification.md) was seen broken. Thrown; ends the run.
 struct Violation {
   int law = 0;
   std::string what;

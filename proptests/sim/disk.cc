@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include <weir/proptests/sim/checker.h>
 
 namespace weir::sim {
@@ -48,7 +50,11 @@ std::string difference(const Image& image, const crdt::Delta& held, const crdt::
     for (const crdt::Slot& slot : cell.slots) {
       if (image.slot_expiry.at({cell.id, slot.id}) <= floor) continue;
       std::uint64_t value = at == found.end() ? 0 : at->second->value_of(slot.id);
-      if (value != slot.value) return crdt::to_string(cell.id.series) + " (a bucket)";
+      if (value >= slot.value) continue;  // more: of before the image forgot it
+      return fmt::format(
+          "bucket {}: {} of {} in the slot of {}, full again {:+.6f}s from its floor",
+          crdt::to_string(cell.id.series), value, slot.value, crdt::to_string(slot.id.writer),
+          static_cast<double>(image.slot_expiry.at({cell.id, slot.id}) - floor) / 1e9);
     }
   }
   for (const crdt::Cell& cell : real.cells) windows -= cell.id.is_bucket() ? 0 : 1;

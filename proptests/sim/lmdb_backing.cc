@@ -2,18 +2,22 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <condition_variable>
 #include <filesystem>
 #include <mutex>
-#include <stdexcept>
 #include <utility>
 
+#include <weir/proptests/sim/checker.h>
 #include <weir/storage/lmdb_store.h>
 
 namespace weir::sim {
 namespace {
 
 namespace fs = std::filesystem;
+
+/// Real time, for a loaded machine.
+constexpr std::chrono::seconds kPatience{120};
 
 /// Hands over one batch at a time and waits for it: LMDB commits on a thread of its own, and the
 /// order in which things happen must be the simulator's.
@@ -76,15 +80,20 @@ class LmdbBacking final : public Backing {
     if (last == 0 && ceiling <= ceiling_) return;
     ceiling_ = std::max(ceiling_, ceiling);
     std::unique_lock lock(mutex_);
+    auto give_up = std::chrono::steady_clock::now() + kPatience;
     if (last != 0) {
-      changed_.wait(lock, [&] { return failed_ || committed_ >= last; });
+      changed_.wait_until(lock, give_up, [&] { return failed_ || committed_ >= last; });
+      if (!failed_ && committed_ < last) throw Violation{28, path_ + ": no commit, no failure"};
     } else {
       // A time alone is committed without a word.
       while (!failed_ && store_->counters().commits == before) {
         changed_.wait_for(lock, std::chrono::microseconds(200));
+        if (std::chrono::steady_clock::now() > give_up) {
+          throw Violation{11, path_ + ": a time that is not committed"};
+        }
       }
     }
-    if (failed_) throw std::runtime_error(path_ + ": LMDB failed by itself");
+    if (failed_) throw Violation{33, path_ + ": LMDB failed by itself"};
   }
 
   void fail(const std::vector<crdt::Write>& writes, bool written) override {
@@ -93,7 +102,9 @@ class LmdbBacking final : public Backing {
     sync_fails_ = true;
     hand_over(written ? std::vector<crdt::Write>{} : writes, ceiling_ + 1);
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return failed_; });
+    if (!changed_.wait_for(lock, kPatience, [&] { return failed_; })) {
+      throw Violation{33, path_ + ": a failed sync that nobody was told of"};
+    }
   }
 
   void expire(Nanos floor) override { store_->expire(floor); }
