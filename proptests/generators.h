@@ -37,6 +37,13 @@ rc::Gen<T> between(T low, T high) {
       [low](std::uint64_t offset) { return static_cast<T>(low + static_cast<T>(offset)); });
 }
 
+/// One of 0 … n-1, each as likely in every case: ranges favour small numbers in the first ones.
+inline rc::Gen<int> choice(int n) {
+  std::vector<int> all;
+  for (int i = 0; i < n; ++i) all.push_back(i);
+  return one_of(std::move(all));
+}
+
 /// True in about `percent` of cases; shrinks to false.
 inline rc::Gen<bool> chance(int percent) {
   // Not scaled with the size of the case, as ranges are.

@@ -93,7 +93,7 @@ LAW(36, "a stale acknowledgement moves no cursor", "another boot of the pusher",
   std::uint64_t base = head;
   std::uint64_t acked = base;
   replica.peer_up(0, peer, kStart);
-  for (int kind : *rc::gen::container<std::vector<int>>(between(0, 8)).as("kinds")) {
+  for (int kind : *rc::gen::container<std::vector<int>>(choice(9)).as("kinds")) {
     if (kind >= 7) {
       count();
       replica.flush(kStart);
@@ -198,7 +198,7 @@ LAW(38, "equal digests mean equal states", "equal states", "one value off by one
   RC_ASSERT(fill(one)->digest() == fill(other)->digest());
   reached("equal states");
   if (other.cells.empty()) return;
-  int change = *between(0, 6).as("change");
+  int change = *choice(7).as("change");
   std::size_t chosen = *between<std::size_t>(0, other.cells.size() - 1).as("cell");
   for (std::size_t i = 0; change >= 3 && change <= 5 && i < other.cells.size(); ++i) {
     if (other.cells[i].bucket.checkpoint.counted > 0) chosen = i;
@@ -306,7 +306,7 @@ LAW(40, "who is no member changes nothing, and a relay that inflates another's s
       replica.receive(index, from, crdt::Repair{{{news}, {}}, {}}, kStart);
     }
   };
-  switch (*between(0, 4).as("what")) {
+  switch (*choice(5).as("what")) {
     case 0: {
       crdt::PeerIndex stranger = *one_of<crdt::PeerIndex>({1, 2, ~crdt::PeerIndex{0}});
       replica.peer_up(stranger, {300, 1}, kStart);
@@ -321,7 +321,7 @@ LAW(40, "who is no member changes nothing, and a relay that inflates another's s
       reached("a message in another's name");
       break;
     case 2:
-      switch (*between(0, 3).as("how")) {
+      switch (*choice(4).as("how")) {
         case 0:
           news.slots.push_back(news.slots[0]);
           break;

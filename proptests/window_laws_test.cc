@@ -152,7 +152,7 @@ LAW(12, "an expired epoch never returns", "by a push", "by a repair", "by an own
   RC_ASSERT(replica.find(cell.id) == nullptr);
   RC_ASSERT(replica.cell_count() == 0u);
   RC_ASSERT(replica.digest() == 0u);
-  int way = *between(0, 3).as("way back");
+  int way = *choice(4).as("way back");
   cell.raise({kOther, 0}, kMax);
   replica.take();
   if (way == 0) {

@@ -60,6 +60,8 @@ function(weir_install_package)
     ${PROJECT_BINARY_DIR}/weirConfig.cmake INSTALL_DESTINATION ${dir})
   write_basic_package_version_file(${PROJECT_BINARY_DIR}/weirConfigVersion.cmake COMPATIBILITY SameMinorVersion)
   install(FILES ${PROJECT_BINARY_DIR}/weirConfig.cmake ${PROJECT_BINARY_DIR}/weirConfigVersion.cmake DESTINATION ${dir})
+  # Relative, so that cmake --install --prefix works.
+  file(RELATIVE_PATH WEIR_PC_TO_PREFIX /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
   configure_file(${PROJECT_SOURCE_DIR}/scripts/cmake/weir.pc.in ${PROJECT_BINARY_DIR}/weir.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/weir.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endfunction()
