@@ -81,8 +81,7 @@ LAW(31, "increments after any restart are never masked", "counted after a restar
   }
   reached("a lost disk", !mesh.lost_disks().empty());
   reached("a crash before the commit", mesh.writes_lost() > 0);
-  reached("news on its way during the restart",
-          restarts > 0 && options.max_delay > 300 * kMillisecond);
+  reached("news on its way during the restart", mesh.restarts_with_news() > 0);
   reached("several boots in one cell", state.at(shared).slots.size() > mesh.size());
 }
 

@@ -192,8 +192,8 @@ LAW(5,
     reached("sums that saturate", units == kMax);
   }
   reached("messages lost", mesh.messages_lost() > 0);
-  reached("messages repeated", options.duplicate_percent > 0 && mesh.messages(0) > 0);
-  reached("messages overtaken", options.max_delay > 300 * kMillisecond && mesh.messages(0) > 1);
+  reached("messages repeated", mesh.messages_repeated() > 0);
+  reached("messages overtaken", mesh.messages_overtaken() > 0);
   reached("memory only", options.memory_only);
   reached("a repair", repaired > 0);
 }

@@ -133,6 +133,7 @@ void Mesh::crash(std::size_t i) {
   node.replica.reset();
   node.limiter.reset();
   writes_lost_ += node.queued.size();
+  restarts_with_news_ += in_flight_ > 0;
   node.queued.clear();
   node.own.clear();
   for (std::size_t j = 0; j < nodes_.size(); ++j) {
@@ -152,6 +153,7 @@ void Mesh::reincarnate(std::size_t i) {
   Node& node = nodes_[i];
   crdt::Incarnation fresh{i + 1, ++incarnations_};
   crdt::Incarnation old = node.replica->incarnation();
+  restarts_with_news_ += in_flight_ > 0;
   // As a driver does: what was written under the old incarnation is durable first.
   if (!options_.memory_only) commit(i, node.queued.size());
   dispatch(i);
@@ -397,6 +399,8 @@ void Mesh::send(std::size_t from, std::size_t to, const crdt::Message& message) 
   if (!up(to) || !connected_[from][to]) return;
   auto content = std::make_shared<const crdt::Message>(message);
   int copies = roll(options_.duplicate_percent) ? 2 : 1;
+  repeated_ += copies == 2;
+  std::uint64_t number = ++next_message_;
   for (int copy = 0; copy < copies; ++copy) {
     if (cut_[from][to] || roll(options_.loss_percent)) {
       ++lost_;
@@ -407,9 +411,12 @@ void Mesh::send(std::size_t from, std::size_t to, const crdt::Message& message) 
     bool news = delta_of(message) != nullptr;
     in_flight_ += news;
     at(now_ + draw(options_.min_delay, options_.max_delay),
-       [this, from, to, content, sender, boots, news] {
+       [this, from, to, content, sender, boots, news, number] {
          in_flight_ -= news;
          if (!up(to) || nodes_[to].boots != boots || !connected_[from][to]) return;
+         std::uint64_t& newest = newest_taken_[{from, to}];
+         overtaken_ += number < newest;
+         newest = std::max(newest, number);
          trace(now_, "take", from, to, *content);
          nodes_[to].replica->receive(index(to, from), sender, *content, now_);
          dispatch(to);

@@ -106,6 +106,12 @@ class Mesh {
   std::uint64_t writes_lost() const { return writes_lost_; }              ///< by crashes
   const std::set<std::size_t>& lost_disks() const { return lost_disks_; }
   std::uint64_t messages_lost() const { return lost_; }
+  std::uint64_t messages_repeated() const { return repeated_; }
+  std::uint64_t messages_overtaken() const {
+    return overtaken_;
+  }  ///< by a later one of that sender
+  /// Crashes and changes of incarnation while cells were on their way.
+  std::uint64_t restarts_with_news() const { return restarts_with_news_; }
   const std::vector<std::string>& broken() const { return broken_; }
 
  private:
@@ -171,6 +177,11 @@ class Mesh {
   std::map<std::string, crdt::SeriesId> series_;
   std::vector<std::uint64_t> sent_ = std::vector<std::uint64_t>(5);
   std::uint64_t lost_ = 0;
+  std::uint64_t repeated_ = 0;
+  std::uint64_t overtaken_ = 0;
+  std::uint64_t restarts_with_news_ = 0;
+  std::uint64_t next_message_ = 0;
+  std::map<std::pair<std::size_t, std::size_t>, std::uint64_t> newest_taken_;
   std::uint64_t writes_lost_ = 0;
   std::uint64_t begun_anew_ = 0;
   std::set<std::size_t> lost_disks_;
