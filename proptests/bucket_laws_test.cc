@@ -357,7 +357,7 @@ LAW(20, "with bounded delay a bucket's excess is at most what was unseen", "seve
   shape.max_debt = 2;
   std::size_t n = *between<std::size_t>(1, 4).as("writers");
   Writers writers(shape, n);
-  Nanos delay = std::max<Nanos>(refill_time(shape) / *one_of<Nanos>({100, 20, 10}), 1);
+  Nanos delay = std::max<Nanos>(refill_time(shape) / *one_of<Nanos>({50, 10, 4}), 1);
   Uint128 most_unseen = 0;
   std::set<std::size_t> everything;
   std::set<std::size_t> busy;
@@ -403,7 +403,7 @@ LAW(20, "nor through limiters, replicas and buckets that drained", "a bucket beg
   options.sync_interval = 50 * kMillisecond;
   options.anti_entropy_interval = 200 * kMillisecond;
   options.seed = *between<std::uint64_t>(1, 1'000'000).as("seed");
-  BucketShape shape{1, kSecond, *between<std::uint64_t>(3, 6).as("burst"), 0};
+  BucketShape shape{10, kSecond, *between<std::uint64_t>(12, 30).as("burst"), 0};
   options.rules = rule_set({bucket_rule(shape)});
   Mesh mesh(options);
   // Hand-over, commit, tick and network.
@@ -412,11 +412,11 @@ LAW(20, "nor through limiters, replicas and buckets that drained", "a bucket beg
   std::uint64_t most_unseen = 0;
   std::set<std::size_t> consumers;
   std::size_t node = 0;
-  for (int step = *between(1, 20).as("steps"); step > 0; --step) {
-    Nanos pause = *between<Nanos>(0, 1600) * kMillisecond;
-    if (*chance(15)) pause = *between<Nanos>(5000, 9000) * kMillisecond;
+  for (int step = *one_of<int>({60, 5, 20}).as("steps"); step > 0; --step) {
+    Nanos pause = *between<Nanos>(0, 300) * kMillisecond;
+    if (*chance(6)) pause = *between<Nanos>(5000, 9000) * kMillisecond;
     mesh.advance(pause);
-    if (*chance(15)) node = *between<std::size_t>(0, mesh.size() - 1);
+    if (*chance(5)) node = *between<std::size_t>(0, mesh.size() - 1);
     if (mesh.check(node, "k", *between<std::uint64_t>(1, 2)).allowed) consumers.insert(node);
     std::vector<Consumption> all;
     std::uint64_t recent = 0;

@@ -160,8 +160,8 @@ inline rc::Gen<crdt::Cell> rivals_of(crdt::Cell cell) {
     if (!cell.id.is_bucket() || theirs.counted == 0 || *chance(50)) return rival;
     for (const crdt::Slot& slot : cell.slots) rival.raise(slot.id, slot.value);
     rival.bucket.checkpoint = theirs;
-    rival.bucket.checkpoint.at -= *between<Nanos>(0, 2) * kSecond;
-    rival.bucket.checkpoint.debt += *between<std::uint64_t>(0, 2);
+    rival.bucket.checkpoint.at -= *choice(2) * kSecond;
+    rival.bucket.checkpoint.debt += *one_of<std::uint64_t>({0, 1, 2});
     return rival;
   });
 }

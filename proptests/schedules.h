@@ -71,7 +71,7 @@ inline rc::Gen<std::vector<Step>> schedules(std::size_t nodes, std::vector<Act> 
     if (made.act == Act::count) {
       made.cell = *window_ids();
       made.units = *rc::gen::weightedOneOf<std::uint64_t>(
-          {{9, between<std::uint64_t>(1, 20)}, {1, rc::gen::just(kMax / 2)}});
+          {{9, between<std::uint64_t>(1, 20)}, {2, rc::gen::just(kMax / 2)}});
       made.urgent = *chance(20);
     } else if (made.act == Act::pass) {
       made.time = *rc::gen::weightedOneOf<Nanos>({{3, between<Nanos>(0, 30)},
