@@ -21,13 +21,19 @@ bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& e
     store_broke_ = true;
     if (tell) tell(reason);
   };
+  store_events.reserved = [this, tell = std::move(store_events.reserved)](Nanos ceiling) {
+    ceiling_ = ceiling;
+    if (tell) tell(ceiling);
+  };
   storage::Recovered recovered;
-  if (store_ != nullptr && !store_->open(fresh, wall, std::move(store_events), recovered, error)) {
-    return false;
+  if (store_ != nullptr) {
+    if (!store_->open(fresh, wall, std::move(store_events), recovered, error)) return false;
+    durable_ = true;
+    ceiling_ = reserved_ = std::max(recovered.time_floor, wall);
+    reserve_time(wall);
   }
   time_ = recovered.time_floor;
   Nanos now = clock(wall);
-  durable_ = store_ != nullptr;
   options_.replica.incarnation = fresh;
   replica_ = std::make_unique<crdt::Replica>(options_.replica, store_ == nullptr);
   LimiterOptions limiter;
@@ -56,11 +62,19 @@ void Engine::stop(Nanos wall) {
 }
 
 Nanos Engine::clock(Nanos wall) {
+  wall = std::min(wall, ceiling_.load(std::memory_order_relaxed));
   Nanos seen = time_.load(std::memory_order_relaxed);
   while (wall > seen) {
     if (time_.compare_exchange_weak(seen, wall, std::memory_order_relaxed)) return wall;
   }
   return seen;
+}
+
+/// By the wall clock, not by a clock that stands still: or every crash would put it further ahead.
+void Engine::reserve_time(Nanos wall) {
+  if (!durable_ || wall + options_.time_ahead / 2 <= reserved_) return;
+  reserved_ = wall + options_.time_ahead;
+  store_->reserve_time(reserved_);
 }
 
 void Engine::check(const Request& request, Nanos wall, Decision& out) {
@@ -77,10 +91,7 @@ void Engine::when_durable(std::function<void(bool)> done) {
 
 void Engine::pump(Nanos wall) {
   Nanos now = clock(wall);
-  if (durable_ && now + options_.time_ahead / 2 > reserved_) {
-    reserved_ = now + options_.time_ahead;
-    store_->reserve_time(reserved_);
-  }
+  reserve_time(wall);
   if (renewing_ && (!durable_ || persisted_ >= last_write_)) renew(now);
   holding_ = durable_ && (renewing_ || store_->backlog() >= options_.max_backlog);
   bool sweep = now >= next_sweep_ && !holding_;
@@ -181,6 +192,7 @@ void Engine::store_failed(const std::string& reason, Nanos wall) {
   if (!durable_.exchange(false)) return;
   clock(wall);
   failure_ = reason;
+  ceiling_ = kNever;
   holding_ = false;
   renewing_ = false;
   events_.log("storage_failed", reason);

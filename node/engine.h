@@ -20,8 +20,9 @@ struct EngineOptions {
   HashKey hash_key{};
   std::size_t max_series = 1u << 20;
   Nanos sweep_interval = kSecond;
-  /// How far ahead of now the time floor is kept on disk. After a crash the clock resumes there, so
-  /// it may stand still for this long.
+  /// How far ahead of now the time ceiling is kept on disk. After a crash the clock resumes there,
+  /// so it may stand still for this long; it also stands still while the disk makes no ceiling
+  /// durable for longer than half of this.
   Nanos time_ahead = kSecond;
   /// Uncommitted writes at which the engine stops handing over more: the limiter keeps the totals,
   /// so a disk that is slow costs no memory.
@@ -68,7 +69,8 @@ class Engine {
   /// Hands over everything, commits it and closes the store. Nothing may be called after it.
   void stop(Nanos wall);
 
-  /// The node's time: max(wall, all earlier results), also across a restart.
+  /// The node's time: max(wall, all earlier results), also across a restart, and never past the
+  /// ceiling that is on disk.
   Nanos clock(Nanos wall);
 
   /// Decides. If the decision wants_commit the answer must wait: see when_durable().
@@ -103,6 +105,7 @@ class Engine {
     crdt::WriteId write = 0;
   };
 
+  void reserve_time(Nanos wall);
   bool drain(Nanos now);
   void dispatch();
   void handle_alarms(Nanos now);
@@ -116,6 +119,7 @@ class Engine {
   std::unique_ptr<Limiter> limiter_;
   std::unique_ptr<crdt::Replica> replica_;
   std::atomic<Nanos> time_{0};
+  std::atomic<Nanos> ceiling_{kNever};  // durable; raised by the store's thread
   std::atomic<bool> durable_{false};
   std::atomic<bool> store_broke_{false};  // known to the store's thread before the driver's
   Nanos reserved_ = 0;

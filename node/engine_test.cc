@@ -13,7 +13,7 @@ constexpr Nanos kNow = 1'000'000 * kMinute;
 /// A disk in memory: holds writes until commit(), and what was committed across engines.
 class ModelStore final : public storage::Store {
  public:
-  bool open(const crdt::Incarnation& fresh, Nanos, storage::StoreEvents events,
+  bool open(const crdt::Incarnation& fresh, Nanos now, storage::StoreEvents events,
             storage::Recovered& out, std::string& error) override {
     if (!used.insert(fresh).second) {
       error = "incarnation used before";
@@ -23,6 +23,7 @@ class ModelStore final : public storage::Store {
     queue_.clear();
     for (const auto& [id, cell] : cells) out.state.cells.push_back(cell);
     out.time_floor = ceiling;
+    ceiling = std::max(ceiling, now);
     return true;
   }
   bool adopt(const crdt::Incarnation& fresh, Nanos, std::string&) override {
@@ -30,7 +31,14 @@ class ModelStore final : public storage::Store {
   }
   void append(crdt::Write write) override { queue_.push_back(std::move(write)); }
   void expire(Nanos) override {}
-  void reserve_time(Nanos to) override { ceiling = to; }
+  void reserve_time(Nanos to) override {
+    wanted = to;
+    if (!stalled) reach(to);
+  }
+  void reach(Nanos to) {
+    ceiling = to;
+    events_.reserved(to);
+  }
   std::uint64_t backlog() const override { return queue_.size(); }
   void close(Nanos now) override {
     if (broken) {
@@ -60,6 +68,8 @@ class ModelStore final : public storage::Store {
   std::map<crdt::CellId, crdt::Cell> cells;
   std::set<crdt::Incarnation> used;
   Nanos ceiling = 0;
+  Nanos wanted = 0;
+  bool stalled = false;  // reservations wait for reach()
   bool broken = false;
 
  private:
@@ -166,6 +176,24 @@ TEST(Engine, TimeResumesAtTheReservedCeiling) {
   EXPECT_GE(node.engine->clock(kNow), kNow + kMinute);
 }
 
+TEST(Engine, TimeWaitsForTheDiskThatMustRememberIt) {
+  ModelStore disk;
+  {
+    Node node(&disk);  // starts with a second reserved
+    disk.stalled = true;
+    node.engine->pump(kNow + kMinute);
+    EXPECT_EQ(node.engine->clock(kNow + kMinute), kNow + kSecond);
+    disk.reach(disk.wanted);
+    EXPECT_EQ(node.engine->clock(kNow + kMinute), kNow + kMinute);
+    node.engine->pump(kNow + kHour);
+    EXPECT_EQ(node.engine->clock(kNow + kHour), kNow + kMinute + kSecond);
+  }
+  Node node(&disk);
+  EXPECT_EQ(node.engine->clock(kNow), kNow + kMinute + kSecond);
+  node.engine->store_failed("sync failed", kNow);
+  EXPECT_EQ(node.engine->clock(kNow + kHour), kNow + kHour);
+}
+
 TEST(Engine, ACleanStopCommitsEverything) {
   ModelStore disk;
   {
@@ -178,7 +206,7 @@ TEST(Engine, ACleanStopCommitsEverything) {
   }
   Node node(&disk);
   EXPECT_EQ(node.used(), 7u);
-  EXPECT_EQ(disk.ceiling, kNow);
+  EXPECT_EQ(node.engine->clock(kNow), kNow);
 }
 
 TEST(Engine, ACleanStopCommitsEverythingHoweverFarTheDiskIsBehind) {

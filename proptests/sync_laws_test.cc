@@ -418,5 +418,60 @@ LAW(40, "an own bucket slot that was forgotten comes back as anybody's, without 
   reached("without disks", memory_only);
 }
 
+LAW(34, "a push of which something was refused is not acknowledged until it comes again whole",
+    "a window", "a bucket", "with other cells", "without disks") {
+  crdt::Incarnation self{100, 1};
+  crdt::Incarnation peer{200, 1};
+  crdt::ReplicaOptions options;
+  options.incarnation = self;
+  options.peers = {{"other", "n"}};
+  bool memory_only = *chance(50).as("memory only");
+  crdt::Replica replica(options, memory_only);
+  replica.peer_up(0, peer, kStart);
+  bool bucket = *chance(50).as("a bucket");
+  crdt::CellId id{{1, 1}, bucket ? crdt::kBucketEpoch : crdt::Epoch{kStart, kStart + kHour}};
+  std::uint64_t birth = bucket ? static_cast<std::uint64_t>(kStart) : 0;
+  crdt::BucketState state;
+  if (bucket) state = {{3, kStart, 1}, kStart, kStart + kHour};
+  crdt::OwnCount own{id, birth, 3, state, false};
+  replica.persisted(replica.count({&own, 1}, kStart), kStart);
+  replica.take();
+
+  // The peer's own count comes in a cell that shows ours too high.
+  Cell cell = *replica.find(id);
+  cell.slots[0].value += *between<std::uint64_t>(1, 5).as("too high by");
+  cell.raise({peer, birth}, *between<std::uint64_t>(1, 9).as("units"));
+  crdt::Push push{peer, 0, 1, true, {{cell}, {}}};
+  if (*chance(50)) {
+    Cell other;
+    other.id = {{2, 2}, {kStart, kStart + kHour}};
+    other.raise({peer, 0}, 1);
+    push.delta.cells.push_back(other);
+    reached("with other cells");
+  }
+  auto acknowledged = [&] {
+    crdt::Outbox out = replica.take();
+    for (const crdt::Write& write : out.writes) replica.persisted(write.id, kStart);
+    crdt::Outbox later = replica.take();
+    out.messages.insert(out.messages.end(), later.messages.begin(), later.messages.end());
+    return std::any_of(out.messages.begin(), out.messages.end(), [](const crdt::Envelope& sent) {
+      return std::holds_alternative<crdt::Ack>(sent.message);
+    });
+  };
+  replica.receive(0, peer, push, kStart);
+  RC_ASSERT(!acknowledged());
+  RC_ASSERT(replica.find(id)->value_of({peer, birth}) == 0u);
+  RC_ASSERT(!replica.take_alarms().empty());
+  // Under another incarnation that slot is a stranger's, and all of it is taken in.
+  replica.reincarnate({100, 2}, memory_only);
+  replica.peer_up(0, peer, kStart);
+  replica.receive(0, peer, push, kStart);
+  RC_ASSERT(acknowledged());
+  RC_ASSERT(replica.find(id)->value_of({peer, birth}) > 0u);
+  reached("a window", !bucket);
+  reached("a bucket", bucket);
+  reached("without disks", memory_only);
+}
+
 }  // namespace
 }  // namespace weir::laws

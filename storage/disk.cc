@@ -417,7 +417,7 @@ Recovered Disk::open(const crdt::Incarnation& fresh, Nanos now) {
   reading_ = false;
   taken_.insert(out.incarnations.begin(), out.incarnations.end());
   put_boot(txn, fresh, now);
-  put_time(txn, out.time_floor, false);
+  put_time(txn, std::max(out.time_floor, now), false);
   check(txn.commit(), fmt::format("{}: cannot record the boot", file(kData)));
   return out;
 }

@@ -76,7 +76,7 @@ class LmdbStore final : public Store {
       disk_.reset();
       return false;
     }
-    ceiling_ = ceiling_wanted_ = out.time_floor;
+    ceiling_ = ceiling_wanted_ = std::max(out.time_floor, now);
     oldest_floor_ = out.time_floor;
     log_since_ = next_scan_ = Clock::now();
     next_reader_check_ = log_since_ + tuning_.reader_check_interval;
@@ -288,6 +288,7 @@ class LmdbStore final : public Store {
     Clock::time_point end = Clock::now();
     committed_ += writes;
     std::uint64_t used = disk_->map_used();
+    bool risen = ceiling > ceiling_;
     {
       std::lock_guard lock(mutex_);
       ceiling_ = std::max(ceiling_, ceiling);
@@ -299,6 +300,7 @@ class LmdbStore final : public Store {
       counters_.map_used_bytes = used;
       counters_.last_commit_time = to_nanos(end - start);
     }
+    if (risen && events_.reserved) events_.reserved(ceiling);
     if (writes > 0 && events_.committed) events_.committed(upto);
   }
 

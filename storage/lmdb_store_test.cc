@@ -676,7 +676,7 @@ TEST(LmdbStore, FailedSyncAcknowledgesNothingAfter) {
     EXPECT_THAT(opened.watch->failures()[0], HasSubstr("Input/output error"));
     Opened again = open_at(dir.path(), 2);
     EXPECT_FALSE(again.recovered.clean);
-    EXPECT_EQ(again.recovered.time_floor, 0);
+    EXPECT_EQ(again.recovered.time_floor, kT0);  // of the first boot
     EXPECT_EQ(again.recovered.state.cells.size(), unknown ? 4u : 3u);
   }
 }

@@ -15,7 +15,8 @@ namespace weir::storage {
 /// What a store found when it was opened.
 struct Recovered {
   crdt::Delta state;  ///< every live cell, all writers
-  /// No time that a decision before the stop used was later than this. 0 on a new store.
+  /// No time that a decision before the stop used was later than this: it was reserved, or the
+  /// time of an open() or close(). 0 on a new store.
   Nanos time_floor = 0;
   /// Earlier boots of this node, oldest first, without the one being made.
   std::vector<crdt::Incarnation> incarnations;
@@ -28,6 +29,8 @@ struct StoreEvents {
   std::function<void(crdt::WriteId upto)> committed;
   /// The store failed (disk full, map full, I/O or sync error). Nothing more is ever acknowledged.
   std::function<void(const std::string& reason)> failed;
+  /// Times up to `ceiling` are durably reserved: see reserve_time().
+  std::function<void(Nanos ceiling)> reserved = {};
 };
 
 struct StoreCounters {
@@ -49,8 +52,8 @@ class Store {
   virtual ~Store() = default;
 
   /// Starts a new boot: makes `fresh` durable before it returns, so that no incarnation is ever
-  /// used twice, and reads what is there. Called once, first. On failure returns false and a
-  /// message that names the file.
+  /// used twice, reserves time up to `now`, and reads what is there. Called once, first. On failure
+  /// returns false and a message that names the file.
   virtual bool open(const crdt::Incarnation& fresh, Nanos now, StoreEvents events, Recovered& out,
                     std::string& error) = 0;
 
@@ -64,8 +67,8 @@ class Store {
   /// Cells whose expiry is at or before `floor` may be deleted. Rises.
   virtual void expire(Nanos floor) = 0;
 
-  /// Decisions up to `ceiling` may be made: after a crash, time resumes there. Durable with the
-  /// next commit, which this causes. Rises.
+  /// Asks that decisions up to `ceiling` may be made: after a crash, time resumes there. Durable
+  /// with the next commit, which this causes; `reserved` follows. Rises.
   virtual void reserve_time(Nanos ceiling) = 0;
 
   /// Writes queued and not yet committed: the driver holds back when there are many.

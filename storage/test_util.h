@@ -61,7 +61,8 @@ class Watch {
   }
   bool wait_committed(crdt::WriteId upto) {
     std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, kPatience, [&] { return committed_ >= upto; });
+    changed_.wait_for(lock, kPatience, [&] { return committed_ >= upto || !failures_.empty(); });
+    return committed_ >= upto;
   }
   bool wait_failed() {
     std::unique_lock lock(mutex_);

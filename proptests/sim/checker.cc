@@ -112,10 +112,10 @@ void Checker::booted(std::uint32_t node, bool durable) {
   process.floor = replica(node).floor();
   Memory& memory = memories_[node];
   process.time = nodes[node].engine->clock(0);
-  if (process.time < memory.sure_time) {
+  if (process.time < memory.time) {
     fail(11, node,
-         fmt::format("after a restart the time is {}ns behind what its disk had promised",
-                     memory.sure_time - process.time));
+         fmt::format("after a restart the time is {}ns behind an earlier decision",
+                     memory.time - process.time));
   }
   std::erase_if(memory.promised,
                 [&](const auto& entry) { return entry.second.expiry <= process.floor; });
@@ -214,7 +214,7 @@ void Checker::stopping(std::uint32_t node) {
 void Checker::stopped(std::uint32_t node) {
   Memory& memory = memories_[node];
   memory.stopped_clean = !processes_[node].failed && nodes[node].disk->image.clean;
-  if (memory.stopped_clean) memory.sure_time = std::max(memory.sure_time, processes_[node].time);
+  if (memory.stopped_clean) memory.time = std::max(memory.time, processes_[node].time);
   // A bucket that drained and began anew since it was last handed over is not in these books.
   std::erase_if(memory.at_stop, [](const auto& entry) { return entry.first.is_bucket(); });
   crashed(node);
@@ -227,9 +227,6 @@ void Checker::crashed(std::uint32_t node) {
       return entry.first.first == id || entry.first.second == id;
     });
   }
-  Memory& memory = memories_[node];
-  memory.sure_time =
-      std::max(memory.sure_time, std::min(memory.time, nodes[node].disk->image.ceiling));
   processes_[node] = {};
 }
 
@@ -435,7 +432,8 @@ void Checker::decided(std::uint32_t node, const Request& request, const Decision
                       Nanos now) {
   ++decisions_;
   watch_time(node);
-  memories_[node].time = std::max(memories_[node].time, now);
+  // Without a disk nothing can be kept for the next process.
+  if (!processes_[node].failed) memories_[node].time = std::max(memories_[node].time, now);
   const RuleSet& rules = nodes[node].engine->limiter().rules();
   bool all = true;
   for (const RuleStatus& status : decision.statuses) {
@@ -589,14 +587,22 @@ void Checker::check_acknowledged(std::uint32_t from, std::uint32_t to, const crd
   }
   auto at = pushed_.find({ack.pusher, ack.receiver});
   if (at == pushed_.end()) return;
-  const Process& process = processes_[from];
+  Process& process = processes_[from];
   const Image& image = nodes[from].disk->image;
   while (!at->second.empty() && at->second.front().upto <= ack.upto) {
     for (const crdt::Cell& cell : at->second.front().cells) {
       if (!life->second.durable || !life->second.current) break;
       // What has expired on either side is out of the stream; what lies in the future of this side
       // was refused, and comes by anti-entropy once it no longer does.
-      if (over(from, cell) || process.refused.contains(cell.id)) continue;
+      if (process.refused.contains(cell.id)) continue;
+      if (over(from, cell)) {
+        // The same count may be sent once more, in a bucket that others have kept alive.
+        for (const crdt::Slot& slot : cell.slots) {
+          std::uint64_t& value = process.drained[{cell.id, slot.id}];
+          if (cell.id.is_bucket()) value = std::max(value, slot.value);
+        }
+        continue;
+      }
       if (nodes[to].engine != nullptr && over(to, cell)) continue;
       // So is a slot of a bucket that either side saw drained and begun anew.
       if (begun_anew(from, cell) || (nodes[to].engine != nullptr && begun_anew(to, cell))) continue;
@@ -606,6 +612,8 @@ void Checker::check_acknowledged(std::uint32_t from, std::uint32_t to, const crd
       for (const crdt::Slot& slot : cell.slots) {
         if (slot.id.writer != ack.pusher) continue;
         if (cell.id.is_bucket() && (owned == nullptr || owned->value_of(slot.id) == 0)) continue;
+        auto drained = process.drained.find({cell.id, slot.id});
+        if (drained != process.drained.end() && slot.value <= drained->second) continue;
         pushed = std::max(pushed, slot.value);
         held = std::max(held, image.value_of(cell.id, slot.id));
       }
@@ -810,10 +818,11 @@ void Checker::at_rest(const std::vector<std::vector<bool>>& linked, bool same_ru
     std::vector<Entry> entries{{"user", user}, {"path", path}, {"method", "POST"}};
     Request request{"sim", entries, 0};
     Decision first;
-    nodes[0].engine->check(request, then, first);
+    // Past the engines' clocks, which may wait for their disks.
+    nodes[0].engine->limiter().check(request, then, first);
     for (std::uint32_t n = 1; n < nodes.size(); ++n) {
       Decision other;
-      nodes[n].engine->check(request, then, other);
+      nodes[n].engine->limiter().check(request, then, other);
       for (std::size_t i = 0; i < first.statuses.size(); ++i) {
         if (other.statuses[i].remaining == first.statuses[i].remaining &&
             other.statuses[i].allowed == first.statuses[i].allowed) {

@@ -149,6 +149,8 @@ class Checker {
     std::map<crdt::CellId, Admitted> recent;
     std::set<crdt::CellId> shared;   // buckets of which anyone else knows or knew
     std::set<crdt::CellId> refused;  // far-future cells that a peer pushed
+    /// News of buckets that had drained here: acknowledged, and dropped.
+    std::map<std::pair<crdt::CellId, crdt::SlotId>, std::uint64_t> drained;
     bool failed = false;
     Nanos floor = 0;
     Nanos time = 0;
@@ -167,8 +169,7 @@ class Checker {
     std::map<std::pair<crdt::CellId, crdt::SlotId>, Promise> promised;
     std::map<crdt::CellId, crdt::Cell> at_stop;
     bool stopped_clean = false;
-    Nanos time = 0;       // latest that a decision used
-    Nanos sure_time = 0;  // latest that the disk was ready for
+    Nanos time = 0;  // latest that a decision used
   };
 
   const crdt::Replica& replica(std::uint32_t node) const { return nodes[node].engine->replica(); }

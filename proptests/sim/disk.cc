@@ -125,13 +125,14 @@ bool SimStore::open(const crdt::Incarnation& fresh, Nanos now, storage::StoreEve
   }
   image.incarnations.push_back(fresh);
   image.clean = false;
+  image.ceiling = std::max(image.ceiling, now);
   if (host_.sabotage == Sabotage::lost_clock) out.time_floor = 0;
   if (host_.sabotage == Sabotage::counted_twice) {
     for (crdt::Cell& cell : out.state.cells) {
       if (!cell.id.is_bucket()) cell.raise({fresh, 0}, cell.total());
     }
   }
-  ceiling_wanted_ = batch_ceiling_ = out.time_floor;
+  ceiling_wanted_ = batch_ceiling_ = image.ceiling;
   return true;
 }
 
@@ -223,6 +224,7 @@ void SimStore::finish() {
   drop_expired();
   if (host_.dies_after_commit()) return;
   busy_ = false;
+  events_.reserved(batch_ceiling_);
   if (upto != 0) events_.committed(upto);
   begin();
 }

@@ -66,7 +66,7 @@ class LmdbBacking final : public Backing {
       store_.reset();
       return false;
     }
-    ceiling_ = out.time_floor;
+    ceiling_ = std::max(out.time_floor, now);
     return true;
   }
 

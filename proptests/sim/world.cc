@@ -56,8 +56,16 @@ std::uint64_t weigh(const crdt::Message& message) {
 
 std::string summary(const crdt::Message& message) {
   if (const auto* push = std::get_if<crdt::Push>(&message)) {
-    return fmt::format("push ({}, {}]{} {} cells", push->after, push->upto,
-                       push->base ? " base" : "", push->delta.cells.size());
+    std::string text = fmt::format("push ({}, {}]{} {} cells:", push->after, push->upto,
+                                   push->base ? " base" : "", push->delta.cells.size());
+    for (const crdt::Cell& cell : push->delta.cells) {
+      std::uint64_t own = 0;
+      for (const crdt::Slot& slot : cell.slots)
+        own = slot.id.writer == push->pusher ? slot.value : own;
+      text += fmt::format(" {:08x} {} of {}", static_cast<std::uint32_t>(cell.id.series.lo), own,
+                          cell.total());
+    }
+    return text;
   }
   if (const auto* ack = std::get_if<crdt::Ack>(&message)) return fmt::format("ack {}", ack->upto);
   if (const auto* offer = std::get_if<crdt::DigestOffer>(&message)) {
