@@ -269,6 +269,17 @@ TEST_F(ClusterTest, OperatorsSeeANode) {
   EXPECT_EQ(status["storage"]["ok"], true);
 }
 
+TEST_F(ClusterTest, AClockOffsetShiftsTheNodesTime) {
+  ClusterOptions shifted = options({"eu"});
+  shifted.more_arguments = {"--clock-offset", "-90s"};
+  Cluster cluster(std::move(shifted));
+  cluster.start(0);
+  auto status = nlohmann::json::parse(cluster.status(0), nullptr, false);
+  ASSERT_TRUE(status.is_object());
+  Nanos behind = wall_clock() - status["now_ns"].get<Nanos>();
+  EXPECT_NEAR(static_cast<double>(behind), 90e9, 5e9);
+}
+
 TEST_F(ClusterTest, AStoreHasOneOwner) {
   Cluster cluster(options({"eu"}));
   cluster.start(0);

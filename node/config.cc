@@ -524,6 +524,19 @@ bool parse_size(std::string_view text, std::uint64_t& out) {
   return true;
 }
 
+bool parse_clock_offset(std::string_view text, Nanos& out) {
+  if (text == "0s") {
+    out = 0;
+    return true;
+  }
+  const bool behind = text.starts_with('-');
+  if (behind) text.remove_prefix(1);
+  Nanos length = 0;
+  if (!parse_duration(text, length) || length > kHour) return false;
+  out = behind ? -length : length;
+  return true;
+}
+
 std::string format_size(std::uint64_t bytes) {
   for (const Unit& unit : kUnits) {
     if (bytes != 0 && unit.bytes > 1 && bytes % unit.bytes == 0) {

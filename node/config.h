@@ -50,6 +50,9 @@ struct NodeConfig {
   LogLevel log_level = LogLevel::info;
   LogFormat log_format = LogFormat::json;
   HttpConfig http;
+  /// Added to what the wall clock says. For tests: `weir-node --clock-offset` sets it, no file
+  /// does.
+  Nanos clock_offset = 0;
 };
 
 inline constexpr std::size_t kMinSecret = 16;
@@ -80,6 +83,10 @@ LoadedConfig load_config(const std::string& path);
 
 /// "64GiB", "512MiB", "64KiB", "4096". False if `text` is anything else, or above 2^63.
 bool parse_size(std::string_view text, std::uint64_t& out);
+
+/// "350ms", "-1s500ms", "0s": a length of time (parse_duration) of at most an hour, with a sign in
+/// front if it is behind. False if `text` is anything else.
+bool parse_clock_offset(std::string_view text, Nanos& out);
 
 /// The shortest text that parse_size reads back.
 std::string format_size(std::uint64_t bytes);

@@ -37,6 +37,21 @@ rules: rules.yaml
 storage: none
 )";
 
+TEST(Config, ClockOffsetsHaveASign) {
+  Nanos offset = -1;
+  EXPECT_TRUE(parse_clock_offset("0s", offset));
+  EXPECT_EQ(offset, 0);
+  EXPECT_TRUE(parse_clock_offset("350ms", offset));
+  EXPECT_EQ(offset, 350 * kMillisecond);
+  EXPECT_TRUE(parse_clock_offset("-1s500ms", offset));
+  EXPECT_EQ(offset, -1500 * kMillisecond);
+  EXPECT_TRUE(parse_clock_offset("-1h", offset));
+  EXPECT_EQ(offset, -kHour);
+  for (const char* wrong : {"", "-", "--1s", "+1s", "1", "-0s", "1h1ms", "2 s"}) {
+    EXPECT_FALSE(parse_clock_offset(wrong, offset)) << wrong;
+  }
+}
+
 class Folder {
  public:
   Folder() {

@@ -30,12 +30,6 @@ constexpr std::size_t kMaxSummedCells = 100'000;
 /// Time for the last answers to leave before connections close.
 constexpr std::uint64_t kFarewellMs = 50;
 
-Nanos wall_clock() {
-  timespec now{};
-  clock_gettime(CLOCK_REALTIME, &now);
-  return static_cast<Nanos>(now.tv_sec) * kSecond + now.tv_nsec;
-}
-
 crdt::Incarnation random_incarnation() {
   crdt::Incarnation id;
   randombytes_buf(&id, sizeof id);
@@ -105,6 +99,12 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
 
   ~Impl() noexcept override {
     if (pump_soon) loop.forget(*this);
+  }
+
+  Nanos wall_clock() const {
+    timespec now{};
+    clock_gettime(CLOCK_REALTIME, &now);
+    return static_cast<Nanos>(now.tv_sec) * kSecond + now.tv_nsec + config.clock_offset;
   }
 
   bool start(std::string& error) {

@@ -27,14 +27,25 @@ int main(int argc, char** argv) {
   CLI::App app{"A weir node: counts and decides in its region, and merges with the others.",
                "weir-node"};
   std::string path;
+  std::string offset;
   bool validate = false;
   app.add_option("--config", path, "The node's configuration, for example node.yaml")->required();
   app.add_flag("--validate", validate, "Check the configuration and the rules, and exit");
+  app.add_option("--clock-offset", offset,
+                 "For tests: run this far ahead of the wall clock, or behind it (-350ms)")
+      ->type_name("DURATION");
   app.set_version_flag("--version", std::string(weir::node::kVersion));
   CLI11_PARSE(app, argc, argv);
 
   weir::node::LoadedConfig loaded = weir::node::load_config(path);
   if (!loaded.config) return report(loaded.errors);
+  if (!offset.empty() && !weir::node::parse_clock_offset(offset, loaded.config->clock_offset)) {
+    fmt::print(stderr,
+               "--clock-offset: expected a length of time of at most 1h, such as 350ms or -2s, got "
+               "'{}'\n",
+               offset);
+    return kUsage;
+  }
   weir::LoadedRules rules = weir::load_rules(loaded.config->rules);
   if (!rules.rules) return report(rules.errors);
   if (validate) return 0;

@@ -118,6 +118,9 @@ void Cluster::write_config(std::size_t node) const {
 void Cluster::start(std::size_t node) {
   std::string config = directory_of(node) + "/node.yaml";
   std::string log = log_path(node);
+  std::vector<const char*> arguments{"weir-node", "--config", config.c_str()};
+  for (const std::string& more : options_.more_arguments) arguments.push_back(more.c_str());
+  arguments.push_back(nullptr);
   pid_t parent = ::getpid();
   pid_t pid = ::fork();
   if (pid < 0) throw std::runtime_error("fork failed");
@@ -130,7 +133,7 @@ void Cluster::start(std::size_t node) {
       ::dup2(fd, 1);
       ::dup2(fd, 2);
     }
-    ::execl(options_.node_program.c_str(), "weir-node", "--config", config.c_str(), nullptr);
+    ::execv(options_.node_program.c_str(), const_cast<char* const*>(arguments.data()));
     ::_exit(127);
   }
   nodes_[node].pid = pid;

@@ -17,7 +17,8 @@ struct ClusterOptions {
   std::vector<std::string> regions;  ///< one node each
   std::string rules;                 ///< YAML
   std::string more_config;           ///< further lines for every node.yaml
-  Nanos delay = 0;                   ///< one way, between any two nodes
+  std::vector<std::string> more_arguments{};  ///< of every weir-node
+  Nanos delay = 0;                            ///< one way, between any two nodes
 };
 
 /// Real node processes on loopback, with a relay on every link between two of them. Used by the

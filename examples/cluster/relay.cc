@@ -1,6 +1,5 @@
 #include "relay.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -16,9 +15,12 @@
 #include <cstring>
 #include <deque>
 #include <list>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 #include <vector>
+
+#include <weir/rpc/address.h>
 
 namespace weir::examples {
 namespace {
@@ -29,18 +31,42 @@ Nanos steady() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
-sockaddr_in loopback(std::uint16_t port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  return address;
+std::string loopback(std::uint16_t port) {
+  return "127.0.0.1:" + std::to_string(port);
 }
 
-int tcp_socket() {
-  int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  int one = 1;
-  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+struct Endpoint {
+  sockaddr_storage address{};
+  socklen_t size = 0;
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&address); }
+};
+
+Endpoint endpoint(const std::string& text) {
+  std::string error;
+  std::optional<rpc::Address> parsed = rpc::parse_address(text, error);
+  if (!parsed) throw std::runtime_error("relay: " + text + ": " + error);
+  Endpoint out;
+  out.size = rpc::to_sockaddr(*parsed, out.address);
+  return out;
+}
+
+/// No delay of small writes, and an end for connections whose other side went without a word.
+/// Longer than the nodes' own patience, so that it is they who notice first.
+void tune(int fd) {
+  auto set = [fd](int level, int name, int value) {
+    ::setsockopt(fd, level, name, &value, sizeof value);
+  };
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 6);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 2);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 3);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 12'000);
+}
+
+int tcp_socket(int family) {
+  int fd = ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd >= 0) tune(fd);
   return fd;
 }
 
@@ -72,7 +98,8 @@ struct Relay::Impl {
   int listener = -1;
   int wake = -1;
   std::uint16_t port = 0;
-  std::uint16_t target = 0;
+  Endpoint target;
+  std::optional<Endpoint> source;
   Nanos delay = 0;
   std::atomic<bool> is_cut{false};
   std::atomic<bool> stopping{false};
@@ -145,14 +172,12 @@ struct Relay::Impl {
     for (;;) {
       int client = ::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
       if (client < 0) return;
-      int one = 1;
-      ::setsockopt(client, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-      int server = tcp_socket();
-      sockaddr_in address = loopback(target);
-      int code = ::connect(server, reinterpret_cast<sockaddr*>(&address), sizeof address);
-      if (code < 0 && errno != EINPROGRESS) {
+      tune(client);
+      int server = tcp_socket(target.address.ss_family);
+      bool failed = source && ::bind(server, source->get(), source->size) < 0;
+      if (failed || (::connect(server, target.get(), target.size) < 0 && errno != EINPROGRESS)) {
         ::close(client);
-        ::close(server);
+        if (server >= 0) ::close(server);
         continue;
       }
       Pair pair;
@@ -193,24 +218,25 @@ struct Relay::Impl {
 };
 
 Relay::Relay(std::uint16_t port, std::uint16_t target, Nanos delay)
-    : impl_(std::make_unique<Impl>()) {
-  impl_->target = target;
+    : Relay(RelayEnds{loopback(port), loopback(target), {}}, delay) {}
+
+Relay::Relay(const RelayEnds& ends, Nanos delay) : impl_(std::make_unique<Impl>()) {
+  Endpoint listen = endpoint(ends.listen);
+  impl_->target = endpoint(ends.target);
+  if (!ends.source.empty()) impl_->source = endpoint(ends.source);
   impl_->delay = delay;
-  impl_->listener = tcp_socket();
+  impl_->listener = tcp_socket(listen.address.ss_family);
   impl_->wake = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   int one = 1;
   ::setsockopt(impl_->listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-  sockaddr_in address = loopback(port);
-  socklen_t size = sizeof address;
-  if (::bind(impl_->listener, reinterpret_cast<sockaddr*>(&address), size) < 0 ||
-      ::listen(impl_->listener, 64) < 0 ||
-      ::getsockname(impl_->listener, reinterpret_cast<sockaddr*>(&address), &size) < 0) {
+  if (::bind(impl_->listener, listen.get(), listen.size) < 0 || ::listen(impl_->listener, 64) < 0 ||
+      ::getsockname(impl_->listener, listen.get(), &listen.size) < 0) {
     std::string why = std::strerror(errno);
     ::close(impl_->listener);
     ::close(impl_->wake);
-    throw std::runtime_error("relay cannot listen on port " + std::to_string(port) + ": " + why);
+    throw std::runtime_error("relay cannot listen on " + ends.listen + ": " + why);
   }
-  impl_->port = ntohs(address.sin_port);
+  impl_->port = rpc::from_sockaddr(listen.address).port;
   impl_->thread = std::thread([this] { impl_->run(); });
 }
 
