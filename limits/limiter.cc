@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <mutex>
+#include <optional>
 #include <string>
-#include <unordered_map>
 
 #include <weir/limits/bucket.h>
+#include <weir/limits/series.h>
+#include <weir/limits/series_table.h>
 #include <weir/limits/window.h>
 
 namespace weir {
@@ -17,70 +20,37 @@ namespace {
 using crdt::CellId;
 using crdt::SeriesId;
 
-constexpr std::size_t kShards = 256;
 /// A thread may still hold a `now` from before it was descheduled; cells are kept this much longer.
 constexpr Nanos kGrace = 2 * kSecond;
+/// What threads write often is kept apart: each works on one of these.
+constexpr std::size_t kStripes = 8;
+/// Threads tell each other how far time has come in steps of this.
+constexpr Nanos kTimeStep = kMillisecond;
+/// Requests of a batch whose memory is fetched ahead.
+constexpr std::size_t kAhead = 16;
+constexpr std::uint64_t kMaxSmall = std::numeric_limits<std::uint32_t>::max();
 
-struct WindowCell {
-  crdt::Epoch epoch;
-  std::uint64_t own = 0;
-  std::uint64_t others = 0;
-  bool dirty = false;
-  std::uint64_t total() const { return add_saturated(own, others); }
-};
-
-struct BucketCell {
-  std::uint64_t birth = 0;
-  std::uint64_t last_birth = 0;  // time may stand still, but no two slots may share a birth
-  std::uint64_t own = 0;
-  std::uint64_t drained = 0;  // of own, handed to the replica
-  std::uint64_t others = 0;
-  crdt::BucketState state;
-  crdt::Checkpoint made;  // by the last consumption here: it surely counts all of own
-  bool dirty = false;
-  std::uint64_t total() const { return add_saturated(own, others); }
-};
-
-struct Series {
-  std::vector<WindowCell> windows;  // by start, oldest first
-  std::unique_ptr<BucketCell> bucket;
-  bool listed = false;  // in its shard's list of what to drain
-  bool urgent = false;
-
-  WindowCell* find(const crdt::Epoch& epoch) {
-    for (auto cell = windows.rbegin(); cell != windows.rend(); ++cell) {
-      if (cell->epoch == epoch) return &*cell;
-    }
-    return nullptr;
-  }
-  WindowCell& window(const crdt::Epoch& epoch) {
-    if (WindowCell* cell = find(epoch)) return *cell;
-    auto at = std::lower_bound(
-        windows.begin(), windows.end(), epoch,
-        [](const WindowCell& cell, const crdt::Epoch& wanted) { return cell.epoch < wanted; });
-    return *windows.insert(at, WindowCell{epoch});
-  }
-  std::uint64_t count(const crdt::Epoch& epoch) {
-    const WindowCell* cell = find(epoch);
-    return cell == nullptr ? 0 : cell->total();
-  }
-  void forget_windows(Nanos before) {
-    std::erase_if(windows, [before](const WindowCell& cell) {
-      return cell.epoch.expiry <= before && !cell.dirty;
-    });
-  }
-};
-
-struct alignas(64) Shard {
-  std::mutex mutex;
-  std::unordered_map<SeriesId, Series> series;
-  std::vector<SeriesId> dirty;
-};
-
-struct alignas(64) AtomicCounters {
+struct alignas(32) AtomicCounters {
   std::atomic<std::uint64_t> allowed{0};
   std::atomic<std::uint64_t> denied{0};
   std::atomic<std::uint64_t> degraded{0};
+};
+
+struct alignas(64) Stripe {
+  std::unique_ptr<AtomicCounters[]> counters;  // of every rule
+  std::atomic<Nanos> newest{0};
+  std::mutex mutex;
+  std::vector<std::size_t> dirty;  // entries with something to drain
+};
+
+/// A rule as decisions need it.
+struct Plan {
+  const Rule* rule = nullptr;
+  SeriesId identity;
+  bool is_bucket = false;
+  bool small_windows = false;  // two windows are enough for Form::window
+  std::uint64_t limit = 0;     // as reported
+  BucketShape bucket;
 };
 
 /// One matching rule of a request under evaluation.
@@ -88,20 +58,30 @@ struct Item {
   std::uint32_t rule = 0;
   SeriesId id;
   std::uint64_t cost = 0;
-  Series* series = nullptr;
+  WindowShape shape;
+  SeriesEntry* entry = nullptr;
+  bool made = false;     // the entry, by this request
+  bool no_room = false;  // none could be made
 };
 
 /// Reused between calls on a thread, so that a decision allocates nothing.
 struct Scratch {
   std::vector<std::uint32_t> matched;
   std::vector<Item> items;
-  std::vector<std::uint32_t> shards;
+  std::vector<std::size_t> ends;  // of the items of each request of a batch
+  std::vector<SeriesEntry*> locked;
   std::string key;
 };
 
 Scratch& scratch() {
   thread_local Scratch instance;
   return instance;
+}
+
+std::size_t stripe_of_thread() {
+  static std::atomic<std::size_t> threads{0};
+  thread_local std::size_t mine = threads.fetch_add(1, std::memory_order_relaxed) % kStripes;
+  return mine;
 }
 
 void append_text(std::string& out, std::string_view text) {
@@ -144,143 +124,317 @@ bool crosses(std::uint64_t before, std::uint64_t after, std::uint64_t limit) {
   return false;
 }
 
+// Form::window: the newest window starts at entry.time.
+
+std::uint64_t small_count(const SeriesEntry& entry, const WindowShape& shape, std::int64_t index) {
+  std::int64_t newest = shape.index(entry.time);
+  if (index == newest) return std::uint64_t{entry.count[0]} + entry.count[1];
+  if (index == newest - 1) return std::uint64_t{entry.count[2]} + entry.count[3];
+  return 0;
+}
+
+/// Moves on to the window `index`, the next or a later one. False if undrained units would go.
+bool roll(SeriesEntry& entry, const WindowShape& shape, std::int64_t index) {
+  bool next = index == shape.index(entry.time) + 1;
+  bool dirty = entry.has(SeriesEntry::kDirty);
+  if (entry.has(SeriesEntry::kDirtyBefore) || (dirty && !next)) return false;
+  entry.count[2] = next ? entry.count[0] : 0;
+  entry.count[3] = next ? entry.count[1] : 0;
+  entry.count[0] = entry.count[1] = 0;
+  entry.set(SeriesEntry::kDirtyBefore, dirty);
+  entry.set(SeriesEntry::kDirty, false);
+  entry.time = shape.start(index);
+  return true;
+}
+
+// Form::bucket: everything was counted here, so its checkpoint counts all.
+
+crdt::BucketState small_bucket(const SeriesEntry& entry, const BucketShape& shape) {
+  crdt::BucketState state;
+  state.checkpoint = {entry.word[1], entry.time, entry.word[0]};
+  state.touched = entry.time;
+  state.expiry = entry.time + shape.fill_time();
+  return state;
+}
+
 }  // namespace
 
 struct Limiter::Impl {
   std::shared_ptr<const RuleSet> rules;
   LimiterOptions options;
-  std::vector<SeriesId> identities;  // of the rules
-  std::unique_ptr<AtomicCounters[]> counters;
-  std::array<Shard, kShards> shards;
-  std::atomic<std::size_t> series_count{0};
+  std::vector<Plan> plans;  // by rule
+  SeriesTable table;
+  std::array<Stripe, kStripes> stripes;
   std::atomic<Nanos> newest{0};
-  std::atomic<std::size_t> next_shard{0};
+  std::atomic<std::size_t> next_stripe{0};
 
   Impl(std::shared_ptr<const RuleSet> rule_set, LimiterOptions given)
-      : rules(std::move(rule_set)), options(given) {
-    counters = std::make_unique<AtomicCounters[]>(rules->rules().size());
+      : rules(std::move(rule_set)), options(given), table(given.max_series, given.replicated) {
     for (const Rule& rule : rules->rules()) {
-      identities.push_back(keyed_hash(options.hash_key, identity(rule)));
+      Plan plan;
+      plan.rule = &rule;
+      plan.identity = keyed_hash(options.hash_key, identity(rule));
+      plan.is_bucket = rule.algorithm == Algorithm::token_bucket;
+      plan.limit = plan.is_bucket ? rule.burst : rule.limit;
+      if (plan.is_bucket) {
+        plan.bucket = bucket_shape(rule);
+      } else {
+        WindowShape shape = window_shape(rule, {});
+        // A thread that is late by the grace still finds its window.
+        plan.small_windows = shape.previous <= 1 && shape.sub >= kGrace;
+      }
+      plans.push_back(plan);
+    }
+    for (Stripe& stripe : stripes) {
+      stripe.counters = std::make_unique<AtomicCounters[]>(plans.size());
     }
   }
 
-  static std::uint32_t shard_of(const SeriesId& id) {
-    return static_cast<std::uint32_t>(id.hi % kShards);
-  }
-
+  /// Never back for one thread; what others have seen counts once it is a step ahead.
   Nanos clamp(Nanos now) {
-    Nanos seen = newest.load(std::memory_order_relaxed);
-    while (now > seen) {
-      if (newest.compare_exchange_weak(seen, now, std::memory_order_relaxed)) return now;
+    std::atomic<Nanos>& mine = stripes[stripe_of_thread()].newest;
+    Nanos seen =
+        std::max(mine.load(std::memory_order_relaxed), newest.load(std::memory_order_relaxed));
+    if (now <= seen) return seen;
+    Nanos last = mine.load(std::memory_order_relaxed);
+    while (now > last && !mine.compare_exchange_weak(last, now, std::memory_order_relaxed)) {
     }
-    return seen;
+    Nanos told = newest.load(std::memory_order_relaxed);
+    while (now - told >= kTimeStep &&
+           !newest.compare_exchange_weak(told, now, std::memory_order_relaxed)) {
+    }
+    return std::max(now, last);
   }
 
   SeriesId series_of(std::uint32_t index, const Request& request, std::string& key) const {
-    const SeriesId& rule = identities[index];
+    const SeriesId& rule = plans[index].identity;
     key.assign(reinterpret_cast<const char*>(&rule), sizeof rule);
-    for (const std::string& name : rules->rules()[index].key) {
+    for (const std::string& name : plans[index].rule->key) {
       const std::string_view* value = request.find(name);
       append_text(key, value == nullptr ? std::string_view{} : *value);
     }
     return keyed_hash(options.hash_key, key);
   }
 
-  Series* lookup(const SeriesId& id) {
-    Shard& shard = shards[shard_of(id)];
-    auto at = shard.series.find(id);
-    return at == shard.series.end() ? nullptr : &at->second;
+  // One entry, with its lock held. Null stands for an unused one.
+
+  WindowShape shape_of(const Plan& plan, const SeriesId& id) const {
+    return plan.is_bucket ? WindowShape{} : window_shape(*plan.rule, id);
   }
 
-  /// Null when the table is full. The shard is locked.
-  Series* make(const SeriesId& id) {
-    if (series_count.fetch_add(1, std::memory_order_relaxed) >= options.max_series) {
-      series_count.fetch_sub(1, std::memory_order_relaxed);
-      return nullptr;
-    }
-    return &shards[shard_of(id)].series[id];
-  }
-
-  Verdict evaluate(const Rule& rule, const Item& item, Nanos now) const {
-    if (rule.algorithm == Algorithm::token_bucket) {
-      BucketShape shape = bucket_shape(rule);
-      if (item.series == nullptr || item.series->bucket == nullptr) {
-        return evaluate_bucket(shape, {}, 0, now, item.cost);
+  Verdict evaluate(const Plan& plan, const Item& item, std::uint64_t cost, Nanos now) const {
+    const SeriesEntry* entry = item.entry;
+    Form form = entry == nullptr ? Form::unused : entry->form();
+    Series* series = form == Form::general ? entry->series : nullptr;
+    if (plan.is_bucket) {
+      if (form == Form::bucket) {
+        return evaluate_bucket(plan.bucket, small_bucket(*entry, plan.bucket), entry->word[1], now,
+                               cost);
       }
-      const BucketCell& bucket = *item.series->bucket;
-      return evaluate_bucket(shape, bucket.state, bucket.total(), now, item.cost);
+      if (series == nullptr || series->bucket == nullptr) {
+        return evaluate_bucket(plan.bucket, {}, 0, now, cost);
+      }
+      return evaluate_bucket(plan.bucket, series->bucket->state, series->bucket->total(), now,
+                             cost);
     }
-    WindowShape shape = window_shape(rule, item.id);
-    std::int64_t newest_index = shape.index(now);
-    if (item.series != nullptr && !item.series->windows.empty()) {
-      newest_index = std::max(newest_index, shape.index(item.series->windows.back().epoch.start));
+    const WindowShape& shape = item.shape;
+    std::int64_t last = shape.index(now);
+    if (form == Form::window) {
+      if (shape.previous == 0) {
+        Nanos start = shape.start(last);
+        if (entry->time <= start) {
+          std::uint64_t used =
+              entry->time == start ? std::uint64_t{entry->count[0]} + entry->count[1] : 0;
+          return evaluate_fixed(plan.limit, used, cost, start + shape.sub - now);
+        }
+      }
+      return evaluate_window(shape, plan.limit, now, cost, std::max(last, shape.index(entry->time)),
+                             [&](std::int64_t index) { return small_count(*entry, shape, index); });
     }
-    return evaluate_window(
-        shape, rule.limit, now, item.cost, newest_index, [&](std::int64_t index) {
-          return item.series == nullptr ? 0 : item.series->count(shape.epoch(index));
-        });
+    if (series == nullptr) {
+      if (shape.previous == 0) return evaluate_fixed(plan.limit, 0, cost, kNever);
+      return evaluate_window(shape, plan.limit, now, cost, last,
+                             [](std::int64_t) { return std::uint64_t{0}; });
+    }
+    if (!series->windows.empty()) {
+      last = std::max(last, shape.index(series->windows.back().epoch.start));
+    }
+    return evaluate_window(shape, plan.limit, now, cost, last,
+                           [&](std::int64_t index) { return series->count(shape.epoch(index)); });
   }
 
-  /// The series exists and its shard is locked.
-  void consume(const Rule& rule, const Item& item, Nanos now, const RuleStatus& status) {
-    Series& series = *item.series;
-    if (rule.algorithm == Algorithm::token_bucket) {
-      if (series.bucket == nullptr) series.bucket = std::make_unique<BucketCell>();
-      BucketCell& bucket = *series.bucket;
-      if (bucket.birth == 0) {
-        bucket.birth = std::max(static_cast<std::uint64_t>(now), bucket.last_birth + 1);
-        bucket.last_birth = bucket.birth;
-      }
-      bucket.state =
-          consume_bucket(bucket_shape(rule), bucket.state, bucket.total(), now, item.cost);
+  /// What evaluate_window says of a fixed window with `used` units and nothing in a later one.
+  static Verdict evaluate_fixed(std::uint64_t limit, std::uint64_t used, std::uint64_t cost,
+                                Nanos left) {
+    Verdict verdict;
+    verdict.remaining = limit - std::min(limit, used);
+    verdict.allowed = used <= limit && cost <= verdict.remaining;
+    verdict.reset = used > 0 ? left : 0;
+    if (!verdict.allowed) verdict.retry_after = cost > limit ? kNever : left;
+    return verdict;
+  }
+
+  /// Puts the series beside the table, where everything fits.
+  Series& general(SeriesEntry& entry, const SeriesId& id) {
+    Form form = entry.form();
+    if (form == Form::general) return *entry.series;
+    auto series = std::make_unique<Series>();
+    if (form == Form::window) {
+      WindowShape shape = window_shape(*plans[table.rule(entry)].rule, id);
+      std::int64_t newest_index = shape.index(entry.time);
+      auto put = [&](std::int64_t index, const std::uint32_t* counts, std::uint64_t flag) {
+        if (counts[0] == 0 && counts[1] == 0) return;
+        series->windows.push_back({shape.epoch(index), counts[0], counts[1], entry.has(flag)});
+      };
+      put(newest_index - 1, entry.count + 2, SeriesEntry::kDirtyBefore);
+      put(newest_index, entry.count, SeriesEntry::kDirty);
+    } else if (form == Form::bucket) {
+      series->bucket = std::make_unique<BucketCell>();
+      BucketCell& bucket = *series->bucket;
+      bucket.birth = bucket.last_birth = static_cast<std::uint64_t>(entry.time);
+      bucket.own = entry.word[1];
+      bucket.state = small_bucket(entry, plans[table.rule(entry)].bucket);
       bucket.made = bucket.state.checkpoint;
-      bucket.own = add_saturated(bucket.own, item.cost);
-      bucket.dirty = options.replicated;
-    } else {
-      WindowShape shape = window_shape(rule, item.id);
+    }
+    entry.set(SeriesEntry::kDirty | SeriesEntry::kDirtyBefore, false);
+    entry.set_form(Form::general);
+    entry.series = series.release();
+    return *entry.series;
+  }
+
+  void consume(const Plan& plan, const Item& item, Nanos now, const RuleStatus& status) {
+    SeriesEntry& entry = *item.entry;
+    if (table.rule(entry) == SeriesTable::kNoRule) table.set_rule(entry, item.rule);
+    if (plan.is_bucket) {
+      if (!consume_small_bucket(plan, entry, item.cost, now)) {
+        consume_bucket_cell(plan, general(entry, item.id), item.cost, now);
+      }
+    } else if (!consume_small_window(plan, item, now)) {
+      Series& series = general(entry, item.id);
       series.forget_windows(now - kGrace);
-      WindowCell& cell = series.window(shape.epoch(shape.index(now)));
+      WindowCell& cell = series.window(item.shape.epoch(item.shape.index(now)));
       cell.own = add_saturated(cell.own, item.cost);
       cell.dirty = options.replicated;
     }
     if (!options.replicated) return;
     std::uint64_t used = status.limit - std::min(status.limit, status.remaining);
-    if (crosses(used, add_saturated(used, item.cost), status.limit)) series.urgent = true;
-    list(item.id, series);
+    if (crosses(used, add_saturated(used, item.cost), status.limit))
+      entry.set(SeriesEntry::kUrgent);
+    list(entry);
   }
 
-  void list(const SeriesId& id, Series& series) {
-    if (series.listed) return;
-    series.listed = true;
-    shards[shard_of(id)].dirty.push_back(id);
+  bool consume_small_window(const Plan& plan, const Item& item, Nanos now) {
+    SeriesEntry& entry = *item.entry;
+    const WindowShape& shape = item.shape;
+    if (!plan.small_windows || item.cost > kMaxSmall) return false;
+    std::int64_t index = shape.index(now);
+    Nanos start = shape.start(index);
+    if (entry.form() == Form::unused) {
+      entry.set_form(Form::window);
+      entry.time = start;
+    }
+    if (entry.form() != Form::window) return false;
+    if (start > entry.time && !roll(entry, shape, index)) return false;
+    bool before = start < entry.time;
+    if (before && index != shape.index(entry.time) - 1) return false;
+    std::uint32_t& own = entry.count[before ? 2 : 0];
+    if (item.cost > kMaxSmall - own) return false;
+    own += static_cast<std::uint32_t>(item.cost);
+    if (options.replicated) entry.set(before ? SeriesEntry::kDirtyBefore : SeriesEntry::kDirty);
+    return true;
+  }
+
+  bool consume_small_bucket(const Plan& plan, SeriesEntry& entry, std::uint64_t cost, Nanos now) {
+    // A replicated bucket's slot has a birth, for which there is no room.
+    if (options.replicated) return false;
+    Form form = entry.form();
+    if (form != Form::unused && form != Form::bucket) return false;
+    crdt::BucketState state;
+    if (form == Form::bucket) state = small_bucket(entry, plan.bucket);
+    state = consume_bucket(plan.bucket, state, entry.word[1], now, cost);
+    if (state.checkpoint.debt > std::numeric_limits<std::uint64_t>::max()) return false;
+    entry.set_form(Form::bucket);
+    entry.time = state.touched;
+    entry.word[0] = static_cast<std::uint64_t>(state.checkpoint.debt);
+    entry.word[1] = state.checkpoint.counted;
+    return true;
+  }
+
+  void consume_bucket_cell(const Plan& plan, Series& series, std::uint64_t cost, Nanos now) {
+    if (series.bucket == nullptr) series.bucket = std::make_unique<BucketCell>();
+    BucketCell& bucket = *series.bucket;
+    if (bucket.birth == 0) {
+      bucket.birth = std::max(static_cast<std::uint64_t>(now), bucket.last_birth + 1);
+      bucket.last_birth = bucket.birth;
+    }
+    bucket.state = consume_bucket(plan.bucket, bucket.state, bucket.total(), now, cost);
+    bucket.made = bucket.state.checkpoint;
+    bucket.own = add_saturated(bucket.own, cost);
+    bucket.dirty = options.replicated;
+  }
+
+  void list(SeriesEntry& entry) {
+    if (entry.has(SeriesEntry::kListed)) return;
+    entry.set(SeriesEntry::kListed);
+    Stripe& stripe = stripes[stripe_of_thread()];
+    std::lock_guard lock(stripe.mutex);
+    stripe.dirty.push_back(table.index(entry));
+  }
+
+  // Decisions.
+
+  /// The rules that apply, and where their series are.
+  void prepare(const Request& request, Scratch& work) {
+    work.matched.clear();
+    rules->match(request, work.matched);
+    for (std::uint32_t index : work.matched) {
+      const Plan& plan = plans[index];
+      Item item;
+      item.rule = index;
+      item.id = series_of(index, request, work.key);
+      table.prefetch(item.id);
+      item.cost = mul_saturated(plan.rule->cost_of(request), request.hits);
+      item.shape = shape_of(plan, item.id);
+      work.items.push_back(item);
+    }
   }
 
   void check(const Request& request, Nanos given, Decision& out) {
     Scratch& work = scratch();
-    Nanos now = clamp(given);
-    out.allowed = true;
-    out.deciding = -1;
-    out.wants_commit = false;
-    out.statuses.clear();
-    work.matched.clear();
-    rules->match(request, work.matched);
-    if (work.matched.empty()) return;
     work.items.clear();
-    work.shards.clear();
-    for (std::uint32_t index : work.matched) {
-      Item item;
-      item.rule = index;
-      item.id = series_of(index, request, work.key);
-      item.cost = mul_saturated(rules->rules()[index].cost_of(request), request.hits);
-      work.items.push_back(item);
-      work.shards.push_back(shard_of(item.id));
+    prepare(request, work);
+    decide(work.items, work.locked, clamp(given), out);
+  }
+
+  void check(std::span<const Request> requests, Nanos given, std::span<Decision> out) {
+    Scratch& work = scratch();
+    for (std::size_t first = 0; first < requests.size(); first += kAhead) {
+      std::size_t count = std::min(kAhead, requests.size() - first);
+      work.items.clear();
+      work.ends.clear();
+      for (std::size_t i = 0; i < count; ++i) {
+        prepare(requests[first + i], work);
+        work.ends.push_back(work.items.size());
+      }
+      std::size_t begin = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        std::span<Item> items(work.items.data() + begin, work.ends[i] - begin);
+        decide(items, work.locked, clamp(given), out[first + i]);
+        begin = work.ends[i];
+      }
     }
-    // Locks are always taken in the same order, so that two requests cannot wait for each other.
-    std::sort(work.shards.begin(), work.shards.end());
-    work.shards.erase(std::unique(work.shards.begin(), work.shards.end()), work.shards.end());
-    for (std::uint32_t shard : work.shards) shards[shard].mutex.lock();
-    decide(work, now, out);
-    for (std::uint32_t shard : work.shards) shards[shard].mutex.unlock();
+  }
+
+  void decide(std::span<Item> items, std::vector<SeriesEntry*>& locked, Nanos now, Decision& out) {
+    do {
+      for (Item& item : items) {
+        if (item.entry == nullptr) item.entry = table.find(item.id);
+      }
+    } while (!lock_all(items, locked) || !settle(items, locked, now, out));
+    for (Item& item : items) {
+      if (item.made) table.remove_unused(*item.entry, item.id);
+    }
+    AtomicCounters* counters = stripes[stripe_of_thread()].counters.get();
     for (const RuleStatus& status : out.statuses) {
       AtomicCounters& counter = counters[status.rule];
       (status.allowed ? counter.allowed : counter.denied).fetch_add(1, std::memory_order_relaxed);
@@ -288,57 +442,94 @@ struct Limiter::Impl {
     }
   }
 
-  void decide(Scratch& work, Nanos now, Decision& out) {
-    for (Item& item : work.items) {
-      const Rule& rule = rules->rules()[item.rule];
-      item.series = lookup(item.id);
-      Verdict verdict = evaluate(rule, item, now);
-      RuleStatus status;
+  /// In the order of addresses, so that two requests cannot wait for each other. If an entry has
+  /// been removed since it was found, nothing is locked and false returned.
+  bool lock_all(std::span<Item> items, std::vector<SeriesEntry*>& locked) const {
+    if (items.size() == 1) {
+      Item& item = items[0];
+      if (item.entry == nullptr || table.lock(*item.entry, item.id)) return true;
+      item.entry = nullptr;
+      return false;
+    }
+    locked.clear();
+    for (Item& item : items) {
+      if (item.entry != nullptr) locked.push_back(item.entry);
+    }
+    std::sort(locked.begin(), locked.end());
+    for (std::size_t i = 0; i < locked.size(); ++i) {
+      auto item = std::find_if(items.begin(), items.end(),
+                               [&](const Item& one) { return one.entry == locked[i]; });
+      if (table.lock(*locked[i], item->id)) continue;
+      item->entry = nullptr;
+      for (std::size_t j = 0; j < i; ++j) SeriesTable::unlock(*locked[j]);
+      return false;
+    }
+    return true;
+  }
+
+  static void unlock_all(std::span<Item> items) {
+    for (Item& item : items) {
+      if (item.entry != nullptr) SeriesTable::unlock(*item.entry);
+    }
+  }
+
+  /// Decides and unlocks. False, with nothing decided, if series must be made first.
+  bool settle(std::span<Item> items, std::vector<SeriesEntry*>&, Nanos now, Decision& out) {
+    out.allowed = true;
+    out.deciding = -1;
+    out.wants_commit = false;
+    out.statuses.clear();
+    bool missing = false;
+    for (Item& item : items) {
+      const Plan& plan = plans[item.rule];
+      Verdict verdict = evaluate(plan, item, item.cost, now);
+      RuleStatus& status = out.statuses.emplace_back();
       status.rule = item.rule;
-      status.shadow = rule.shadow;
-      status.limit = rule.algorithm == Algorithm::token_bucket ? rule.burst : rule.limit;
+      status.shadow = plan.rule->shadow;
+      status.limit = plan.limit;
       status.allowed = verdict.allowed;
       status.remaining = verdict.remaining;
       status.reset = verdict.reset;
       status.retry_after = verdict.retry_after;
-      if (verdict.allowed && item.cost > 0 && item.series == nullptr) {
-        item.series = make(item.id);
-        if (item.series == nullptr) {
+      if (verdict.allowed && item.cost > 0 && item.entry == nullptr) {
+        if (item.no_room) {
           status.degraded = true;
-          status.allowed = rule.on_failure == OnFailure::open;
+          status.allowed = plan.rule->on_failure == OnFailure::open;
           if (!status.allowed) status.retry_after = kSecond;
+        } else {
+          missing = true;
         }
       }
-      out.statuses.push_back(status);
-      if (!rule.shadow && !status.allowed) out.allowed = false;
+      if (!status.shadow && !status.allowed) out.allowed = false;
     }
-    for (std::size_t i = 0; i < work.items.size(); ++i) {
-      Item& item = work.items[i];
+    if (missing && out.allowed) {
+      unlock_all(items);
+      for (Item& item : items) make(item);
+      return false;
+    }
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      Item& item = items[i];
       RuleStatus& status = out.statuses[i];
-      const Rule& rule = rules->rules()[item.rule];
-      bool consumes = out.allowed && status.allowed && !status.degraded && item.cost > 0;
-      if (consumes) {
-        consume(rule, item, now, status);
+      const Plan& plan = plans[item.rule];
+      if (out.allowed && status.allowed && !status.degraded && item.cost > 0) {
+        consume(plan, item, now, status);
         status.remaining -= std::min(status.remaining, item.cost);
-        out.wants_commit |= options.replicated && rule.durability == Durability::commit;
-        Item after = item;
-        after.cost = 0;
-        status.reset = evaluate(rule, after, now).reset;
-      } else {
-        discard_if_unused(item);
+        out.wants_commit |= options.replicated && plan.rule->durability == Durability::commit;
+        status.reset =
+            plan.is_bucket
+                ? evaluate(plan, item, 0, now).reset
+                : std::max(status.reset, item.shape.epoch(item.shape.index(now)).expiry - now);
       }
       if (!status.shadow) pick_decider(out, static_cast<int>(i));
     }
+    unlock_all(items);
+    return true;
   }
 
-  /// A series made for a request that another rule denied.
-  void discard_if_unused(Item& item) {
-    Series* series = item.series;
-    if (series == nullptr || !series->windows.empty() || series->bucket != nullptr) return;
-    if (series->listed) return;
-    shards[shard_of(item.id)].series.erase(item.id);
-    series_count.fetch_sub(1, std::memory_order_relaxed);
-    item.series = nullptr;
+  void make(Item& item) {
+    if (item.entry != nullptr || item.cost == 0 || item.no_room) return;
+    item.entry = table.insert(item.id, item.rule, item.made);
+    item.no_room = item.entry == nullptr;
   }
 
   static void pick_decider(Decision& out, int index) {
@@ -351,109 +542,166 @@ struct Limiter::Impl {
     if (better) out.deciding = index;
   }
 
+  // The replica's side.
+
   bool drain(std::vector<crdt::OwnCount>& out, std::size_t max) {
-    std::size_t first = next_shard.load(std::memory_order_relaxed);
-    for (std::size_t i = 0; i < kShards; ++i) {
-      std::size_t index = (first + i) % kShards;
-      Shard& shard = shards[index];
-      std::lock_guard lock(shard.mutex);
-      while (!shard.dirty.empty()) {
-        if (out.size() >= max) {
-          next_shard.store(index, std::memory_order_relaxed);
-          return true;
+    std::size_t first = next_stripe.load(std::memory_order_relaxed);
+    for (std::size_t i = 0; i < kStripes; ++i) {
+      std::size_t number = (first + i) % kStripes;
+      Stripe& stripe = stripes[number];
+      for (;;) {
+        std::size_t place = 0;
+        {
+          std::lock_guard lock(stripe.mutex);
+          if (stripe.dirty.empty()) break;
+          if (out.size() >= max) {
+            next_stripe.store(number, std::memory_order_relaxed);
+            return true;
+          }
+          place = stripe.dirty.back();
+          stripe.dirty.pop_back();
         }
-        SeriesId id = shard.dirty.back();
-        shard.dirty.pop_back();
-        auto at = shard.series.find(id);
-        if (at != shard.series.end()) drain_series(id, at->second, out);
+        SeriesEntry& entry = table.at(place);
+        if (!table.lock_any(entry)) continue;
+        if (entry.has(SeriesEntry::kListed)) drain_entry(entry, out);
+        SeriesTable::unlock(entry);
       }
     }
     return false;
   }
 
-  static void drain_series(const SeriesId& id, Series& series, std::vector<crdt::OwnCount>& out) {
+  void drain_entry(SeriesEntry& entry, std::vector<crdt::OwnCount>& out) {
+    const SeriesId& id = table.id(entry);
+    bool urgent = entry.has(SeriesEntry::kUrgent);
+    if (entry.form() == Form::window) {
+      WindowShape shape = window_shape(*plans[table.rule(entry)].rule, id);
+      std::int64_t index = shape.index(entry.time);
+      if (entry.has(SeriesEntry::kDirtyBefore)) {
+        out.push_back({{id, shape.epoch(index - 1)}, 0, entry.count[2], {}, urgent});
+      }
+      if (entry.has(SeriesEntry::kDirty)) {
+        out.push_back({{id, shape.epoch(index)}, 0, entry.count[0], {}, urgent});
+      }
+    } else if (entry.form() == Form::general) {
+      drain_series(id, *entry.series, urgent, out);
+    }
+    entry.set(SeriesEntry::kDirty | SeriesEntry::kDirtyBefore | SeriesEntry::kListed |
+                  SeriesEntry::kUrgent,
+              false);
+  }
+
+  static void drain_series(const SeriesId& id, Series& series, bool urgent,
+                           std::vector<crdt::OwnCount>& out) {
     for (WindowCell& cell : series.windows) {
       if (!cell.dirty) continue;
       cell.dirty = false;
-      out.push_back({{id, cell.epoch}, 0, cell.own, {}, series.urgent});
+      out.push_back({{id, cell.epoch}, 0, cell.own, {}, urgent});
     }
-    if (series.bucket != nullptr && series.bucket->dirty) {
-      BucketCell& bucket = *series.bucket;
-      bucket.dirty = false;
-      bucket.drained = bucket.own;
-      crdt::BucketState state = bucket.state;
-      state.checkpoint = bucket.made;
-      out.push_back({{id, crdt::kBucketEpoch}, bucket.birth, bucket.own, state, series.urgent});
+    if (series.bucket == nullptr || !series.bucket->dirty) return;
+    BucketCell& bucket = *series.bucket;
+    bucket.dirty = false;
+    bucket.drained = bucket.own;
+    crdt::BucketState state = bucket.state;
+    state.checkpoint = bucket.made;
+    out.push_back({{id, crdt::kBucketEpoch}, bucket.birth, bucket.own, state, urgent});
+  }
+
+  /// Calls `change(entry)` with the lock of the series' entry. False if there is none, or with
+  /// `make` no room for one.
+  template <typename Change>
+  bool with_entry(const SeriesId& id, bool make, Change change) {
+    for (;;) {
+      bool made = false;
+      SeriesEntry* entry = table.find(id);
+      if (entry == nullptr && make) entry = table.insert(id, SeriesTable::kNoRule, made);
+      if (entry == nullptr) return false;
+      if (!table.lock(*entry, id)) continue;
+      change(*entry);
+      SeriesTable::unlock(*entry);
+      return true;
     }
-    series.listed = false;
-    series.urgent = false;
   }
 
   bool absorb(const crdt::Cell& cell) {
-    Shard& shard = shards[shard_of(cell.id.series)];
-    std::lock_guard lock(shard.mutex);
-    Series* series = lookup(cell.id.series);
-    if (series == nullptr) series = make(cell.id.series);
-    if (series == nullptr) return false;
-    std::uint64_t total = cell.total();
-    if (!cell.id.is_bucket()) {
-      WindowCell& window = series->window(cell.id.epoch);
-      std::uint64_t own = cell.value_of({options.incarnation, 0});
-      window.others = std::max(window.others, total - own);
-      return true;
-    }
-    if (series->bucket == nullptr) series->bucket = std::make_unique<BucketCell>();
-    BucketCell& bucket = *series->bucket;
+    return with_entry(cell.id.series, true, [&](SeriesEntry& entry) {
+      std::uint64_t total = cell.total();
+      if (cell.id.is_bucket()) {
+        absorb_bucket(general(entry, cell.id.series), cell, total);
+        return;
+      }
+      std::uint64_t others = total - cell.value_of({options.incarnation, 0});
+      if (absorb_small(entry, cell.id, others)) return;
+      WindowCell& window = general(entry, cell.id.series).window(cell.id.epoch);
+      window.others = std::max(window.others, others);
+    });
+  }
+
+  bool absorb_small(SeriesEntry& entry, const CellId& id, std::uint64_t others) {
+    if (entry.form() != Form::window || others > kMaxSmall) return false;
+    WindowShape shape = window_shape(*plans[table.rule(entry)].rule, id.series);
+    std::int64_t index = shape.index(entry.time);
+    bool before = id.epoch == shape.epoch(index - 1);
+    if (!before && id.epoch != shape.epoch(index)) return false;
+    std::uint32_t& known = entry.count[before ? 3 : 1];
+    known = std::max(known, static_cast<std::uint32_t>(others));
+    return true;
+  }
+
+  void absorb_bucket(Series& series, const crdt::Cell& cell, std::uint64_t total) {
+    if (series.bucket == nullptr) series.bucket = std::make_unique<BucketCell>();
+    BucketCell& bucket = *series.bucket;
     std::uint64_t own = bucket.birth == 0 ? 0 : cell.value_of({options.incarnation, bucket.birth});
     bucket.others = std::max(bucket.others, total - own);
     crdt::join(bucket.state, cell.bucket);
     bucket.state.checkpoint.counted = std::min(bucket.state.checkpoint.counted, bucket.total());
-    return true;
   }
 
   void begin_anew(const crdt::Cell& cell) {
-    Shard& shard = shards[shard_of(cell.id.series)];
-    std::lock_guard lock(shard.mutex);
-    Series* series = lookup(cell.id.series);
-    if (series == nullptr || series->bucket == nullptr) return;
-    BucketCell& bucket = *series->bucket;
-    std::uint64_t held = bucket.birth == 0 ? 0 : cell.value_of({options.incarnation, bucket.birth});
-    // Of the own units the replica forgot those that it had; it has none that it forgot and holds.
-    std::uint64_t forgotten = held == 0 ? bucket.drained : 0;
-    crdt::BucketState state = cell.bucket;
-    if (bucket.own == forgotten) {
-      bucket.birth = bucket.own = bucket.drained = forgotten = 0;
-      bucket.made = {};
-    } else if (bucket.own > held) {
-      state.touched = std::max(state.touched, bucket.state.touched);
-      state.expiry = std::max(state.expiry, bucket.state.expiry);
-    }
-    bucket.made.counted = std::min(bucket.made.counted, bucket.own);
-    state.checkpoint.counted = add_saturated(state.checkpoint.counted, forgotten);
-    bucket.others = cell.total() - held;
-    bucket.state = state;
+    with_entry(cell.id.series, false, [&](SeriesEntry& entry) {
+      if (entry.form() != Form::general || entry.series->bucket == nullptr) return;
+      BucketCell& bucket = *entry.series->bucket;
+      std::uint64_t held =
+          bucket.birth == 0 ? 0 : cell.value_of({options.incarnation, bucket.birth});
+      // Of the own units the replica forgot those that it had; it has none that it forgot and
+      // holds.
+      std::uint64_t forgotten = held == 0 ? bucket.drained : 0;
+      crdt::BucketState state = cell.bucket;
+      if (bucket.own == forgotten) {
+        bucket.birth = bucket.own = bucket.drained = forgotten = 0;
+        bucket.made = {};
+      } else if (bucket.own > held) {
+        state.touched = std::max(state.touched, bucket.state.touched);
+        state.expiry = std::max(state.expiry, bucket.state.expiry);
+      }
+      bucket.made.counted = std::min(bucket.made.counted, bucket.own);
+      state.checkpoint.counted = add_saturated(state.checkpoint.counted, forgotten);
+      bucket.others = cell.total() - held;
+      bucket.state = state;
+    });
   }
 
   void rebase(const crdt::Incarnation& fresh, const DurableCount& durable) {
     crdt::Incarnation old = options.incarnation;
     options.incarnation = fresh;
-    for (Shard& shard : shards) {
-      std::lock_guard lock(shard.mutex);
-      for (auto& [id, series] : shard.series) {
-        for (WindowCell& cell : series.windows) {
-          std::uint64_t held = durable({id, cell.epoch}, {old, 0});
-          cell.dirty = leave_behind(cell, held);
-          if (cell.dirty) list(id, series);
-        }
-        if (series.bucket != nullptr && series.bucket->birth != 0) {
-          BucketCell& bucket = *series.bucket;
-          bucket.drained = 0;
-          bucket.dirty =
-              leave_behind(bucket, durable({id, crdt::kBucketEpoch}, {old, bucket.birth}));
-          if (bucket.dirty) list(id, series);
-        }
+    if (!options.replicated) return;
+    table.visit_all([&](SeriesEntry& entry) {
+      SeriesId id = table.id(entry);
+      if (entry.form() == Form::unused) return false;
+      Series& series = general(entry, id);
+      bool dirty = false;
+      for (WindowCell& cell : series.windows) {
+        cell.dirty = leave_behind(cell, durable({id, cell.epoch}, {old, 0}));
+        dirty |= cell.dirty;
       }
-    }
+      if (series.bucket != nullptr && series.bucket->birth != 0) {
+        BucketCell& bucket = *series.bucket;
+        bucket.drained = 0;
+        bucket.dirty = leave_behind(bucket, durable({id, crdt::kBucketEpoch}, {old, bucket.birth}));
+        dirty |= bucket.dirty;
+      }
+      if (dirty) list(entry);
+      return false;
+    });
   }
 
   template <typename AnyCell>
@@ -465,24 +713,55 @@ struct Limiter::Impl {
   }
 
   std::size_t sweep(Nanos floor) {
-    std::size_t gone = 0;
-    for (Shard& shard : shards) {
-      std::lock_guard lock(shard.mutex);
-      for (auto at = shard.series.begin(); at != shard.series.end();) {
-        Series& series = at->second;
-        series.forget_windows(floor - kGrace);
-        bool keep = series.listed || !series.windows.empty() ||
-                    (series.bucket != nullptr && series.bucket->state.expiry > floor);
-        if (keep) {
-          ++at;
-          continue;
+    return table.visit_all([&](SeriesEntry& entry) {
+      if (entry.has(SeriesEntry::kListed)) return false;
+      switch (entry.form()) {
+        case Form::unused:
+          return true;
+        case Form::window: {
+          // Boundaries may be shifted by the series' id; lengths are not.
+          WindowShape shape = window_shape(*plans[table.rule(entry)].rule, {});
+          return entry.time + shape.sub * (std::int64_t{shape.previous} + 1) <= floor - kGrace;
         }
-        at = shard.series.erase(at);
-        ++gone;
+        case Form::bucket:
+          return entry.time + plans[table.rule(entry)].bucket.fill_time() <= floor;
+        case Form::general:
+          break;
       }
-    }
-    series_count.fetch_sub(gone, std::memory_order_relaxed);
-    return gone;
+      Series& series = *entry.series;
+      series.forget_windows(floor - kGrace);
+      return series.windows.empty() &&
+             (series.bucket == nullptr || series.bucket->state.expiry <= floor);
+    });
+  }
+
+  std::uint64_t used(std::uint32_t index, const SeriesId& id, Nanos now) {
+    const Plan& plan = plans[index];
+    std::uint64_t units = 0;
+    with_entry(id, false, [&](SeriesEntry& entry) {
+      Series* series = entry.form() == Form::general ? entry.series : nullptr;
+      if (plan.is_bucket) {
+        const BucketShape& shape = plan.bucket;
+        crdt::BucketState state;
+        if (entry.form() == Form::bucket) state = small_bucket(entry, shape);
+        std::uint64_t total = state.checkpoint.counted;
+        if (series != nullptr && series->bucket != nullptr) {
+          state = series->bucket->state;
+          total = series->bucket->total();
+        }
+        auto unit = static_cast<std::uint64_t>(shape.unit);
+        crdt::DebtTicks debt =
+            crdt::debt_at(state, total, now, shape.rate, shape.unit, shape.cap());
+        units = static_cast<std::uint64_t>((debt + unit - 1) / unit);
+        return;
+      }
+      WindowShape shape = window_shape(*plan.rule, id);
+      units = window_used(shape, now, [&](std::int64_t at) {
+        if (entry.form() == Form::window) return small_count(entry, shape, at);
+        return series == nullptr ? 0 : series->count(shape.epoch(at));
+      });
+    });
+    return units;
   }
 };
 
@@ -493,6 +772,10 @@ Limiter::~Limiter() = default;
 
 void Limiter::check(const Request& request, Nanos now, Decision& out) {
   impl_->check(request, now, out);
+}
+
+void Limiter::check(std::span<const Request> requests, Nanos now, std::span<Decision> out) {
+  impl_->check(requests, now, out);
 }
 
 Decision Limiter::check(const Request& request, Nanos now) {
@@ -511,32 +794,22 @@ crdt::SeriesId Limiter::series_of(std::uint32_t rule, const Request& request) co
 }
 
 RuleCounters Limiter::counters(std::uint32_t rule) const {
-  const AtomicCounters& counter = impl_->counters[rule];
-  return {counter.allowed.load(std::memory_order_relaxed),
-          counter.denied.load(std::memory_order_relaxed),
-          counter.degraded.load(std::memory_order_relaxed)};
+  RuleCounters sum;
+  for (const Stripe& stripe : impl_->stripes) {
+    const AtomicCounters& counter = stripe.counters[rule];
+    sum.allowed += counter.allowed.load(std::memory_order_relaxed);
+    sum.denied += counter.denied.load(std::memory_order_relaxed);
+    sum.degraded += counter.degraded.load(std::memory_order_relaxed);
+  }
+  return sum;
 }
 
 std::size_t Limiter::series_count() const {
-  return impl_->series_count.load(std::memory_order_relaxed);
+  return impl_->table.size();
 }
 
 std::uint64_t Limiter::used(std::uint32_t index, const Request& request, Nanos now) {
-  const Rule& rule = impl_->rules->rules()[index];
-  SeriesId id = series_of(index, request);
-  std::lock_guard lock(impl_->shards[Impl::shard_of(id)].mutex);
-  Series* series = impl_->lookup(id);
-  if (series == nullptr) return 0;
-  if (rule.algorithm == Algorithm::token_bucket) {
-    if (series->bucket == nullptr) return 0;
-    BucketShape shape = bucket_shape(rule);
-    auto unit = static_cast<std::uint64_t>(shape.unit);
-    crdt::DebtTicks debt = crdt::debt_at(series->bucket->state, series->bucket->total(), now,
-                                         shape.rate, shape.unit, shape.cap());
-    return static_cast<std::uint64_t>((debt + unit - 1) / unit);
-  }
-  WindowShape shape = window_shape(rule, id);
-  return window_used(shape, now, [&](std::int64_t at) { return series->count(shape.epoch(at)); });
+  return impl_->used(index, series_of(index, request), now);
 }
 
 std::size_t Limiter::sweep(Nanos floor) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include <weir/crdt/cell.h>
@@ -25,7 +26,7 @@ struct LimiterOptions {
   std::size_t max_series = 1u << 20;
   /// Keep track of what changed for drain(). Leave off when nobody replicates.
   bool replicated = false;
-  crdt::Incarnation incarnation;  ///< of the replica; only with `replicated`
+  crdt::Incarnation incarnation{};  ///< of the replica; only with `replicated`
 };
 
 struct RuleCounters {
@@ -35,8 +36,8 @@ struct RuleCounters {
 };
 
 /// Decides from memory. Thread-safe: any number of threads may call any member at any time, except
-/// where said otherwise. No call does I/O, waits for anything but another decision on the same
-/// shard, or reads a clock.
+/// where said otherwise. No call does I/O, waits for anything but another call on the same series
+/// or its neighbours in memory, or reads a clock.
 class Limiter {
  public:
   Limiter(std::shared_ptr<const RuleSet> rules, LimiterOptions options);
@@ -45,10 +46,14 @@ class Limiter {
   Limiter& operator=(const Limiter&) = delete;
 
   /// Evaluates every rule that matches and, if all enforcing ones allow, consumes from each; a
-  /// denied request consumes nothing. `now` is clamped so that time never runs backwards.
+  /// denied request consumes nothing. `now` is clamped so that time never runs backwards for a
+  /// thread; between threads it may by less than a millisecond.
   /// Reusing `out` avoids allocation.
   void check(const Request& request, Nanos now, Decision& out);
   Decision check(const Request& request, Nanos now);
+  /// The same for several requests, as if one after the other; `out` is as long as `requests`.
+  /// Faster than single calls: the memory of the next ones is fetched meanwhile.
+  void check(std::span<const Request> requests, Nanos now, std::span<Decision> out);
 
   const RuleSet& rules() const;
   /// The series that `rule` (an index into rules()) counts this request in. The request must match.

@@ -20,9 +20,10 @@ constexpr std::uint64_t kProgressRequests = 1u << 16;
 /// Nodes of all regions, and a network between them that loses nothing and takes no time.
 class Regions {
  public:
-  Regions(const ReplayOptions& options, Nanos start) {
+  Regions(const ReplayOptions& options, std::size_t max_series, Nanos start) {
     for (std::uint32_t i = 0; i < options.regions; ++i) {
-      engines_.push_back(std::make_unique<Engine>(engine_options(options, i), nullptr, events(i)));
+      engines_.push_back(
+          std::make_unique<Engine>(engine_options(options, max_series, i), nullptr, events(i)));
       std::string error;
       engines_.back()->start(start, {}, error);  // fails only with a store
     }
@@ -52,10 +53,11 @@ class Regions {
     crdt::Message message;
   };
 
-  EngineOptions engine_options(const ReplayOptions& options, std::uint32_t self) {
+  EngineOptions engine_options(const ReplayOptions& options, std::size_t max_series,
+                               std::uint32_t self) {
     EngineOptions out;
     out.rules = options.rules;
-    out.max_series = std::numeric_limits<std::size_t>::max();
+    out.max_series = max_series;
     out.sweep_interval = kSweepInterval;
     out.fresh_incarnation = [this] { return crdt::Incarnation{1, ++incarnations_}; };
     for (std::uint32_t i = 0; i < options.regions; ++i) {
@@ -132,7 +134,10 @@ std::uint64_t hash_text(std::string_view text) {
 class Run {
  public:
   Run(const ReplayOptions& options, const RequestLog& log)
-      : options_(options), log_(log), global_(options.rules, global_options()) {}
+      : options_(options),
+        log_(log),
+        max_series_(log.records().size() * options.rules->rules().size()),
+        global_(options.rules, {.max_series = max_series_}) {}
 
   ReplayReport run() {
     const auto& records = log_.records();
@@ -140,7 +145,7 @@ class Run {
     if (!records.empty()) {
       report_.first = records.front().time;
       report_.last = records.back().time;
-      Regions regions(options_, report_.first);
+      Regions regions(options_, max_series_, report_.first);
       Nanos exchange_at = kNever;  // never while there is nothing new
       Nanos sweep_at = report_.first + kSweepInterval;
       for (std::size_t i = 0; i < records.size(); ++i) {
@@ -163,12 +168,6 @@ class Run {
   }
 
  private:
-  static LimiterOptions global_options() {
-    LimiterOptions out;
-    out.max_series = std::numeric_limits<std::size_t>::max();
-    return out;
-  }
-
   /// Exchanges are at multiples of the interval, counted from the first request.
   Nanos next_exchange(Nanos now) const {
     const Nanos since = now - report_.first;
@@ -247,6 +246,7 @@ class Run {
 
   const ReplayOptions& options_;
   const RequestLog& log_;
+  const std::size_t max_series_;  // every request may bring a key to every rule
   Limiter global_;
   Decision decision_;
   Decision global_decision_;

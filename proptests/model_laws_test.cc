@@ -1,6 +1,8 @@
 #include <rapidcheck/state.h>
 #include <weir/limits/limiter.h>
 
+#include <thread>
+
 #include "law.h"
 #include "models.h"
 #include "schedules.h"
@@ -264,6 +266,112 @@ LAW(5, "a replica holds what the sequential model holds", "some durable, some no
   rc::state::check(
       ReplicaModel{}, sut,
       rc::state::gen::execOneOfWithArgs<Count, Count, Persist, Receive, Receive, Pass>());
+}
+
+/// Moves a series into its general form, without a change to what it counts: an ancient cell in
+/// which nobody has counted anything.
+void make_general(Limiter& limiter, std::uint32_t rule, const Request& request) {
+  bool bucket = limiter.rules().rules()[rule].algorithm == Algorithm::token_bucket;
+  Cell nothing;
+  nothing.id = {limiter.series_of(rule, request),
+                bucket ? crdt::kBucketEpoch : crdt::Epoch{kHour, 2 * kHour}};
+  limiter.absorb(nothing);
+}
+
+LAW(42, "how a series is kept in memory does not show", "a count beyond 32 bits",
+    "a debt beyond 64 bits", "a window that moved on undrained", "a thread that is behind",
+    "replicated", "a bucket", "a sliding window", "a fixed window", "denied", "others' counts") {
+  Rule rule = *rules_named("r").as("rule");
+  bool huge = *chance(40).as("huge counts");
+  if (huge) rule.limit = *one_of<std::uint64_t>({1ull << 33, 1ull << 40, kMax / 4}).as("limit");
+  rule.window = *one_of<Nanos>({2 * kSecond, 10 * kSecond, kHour, 30 * kDay}).as("window");
+  bool sliding = rule.algorithm == Algorithm::sliding_window;
+  rule.slots = sliding ? *one_of<std::uint32_t>({1, 1, 2}) : 1;
+  rule.burst = 0;
+  rule.key = {"key"};
+  bool bucket = rule.algorithm == Algorithm::token_bucket;
+  LimiterOptions options;
+  options.replicated = *chance(50).as("replicated");
+  options.incarnation = {7, 7};
+  auto rules = rule_set({rule});
+  Limiter small(rules, options);
+  Limiter general(rules, options);
+  std::vector<Entry> entries{{"key", "k"}, {"method", "GET"}};
+  crdt::SeriesId id = small.series_of(0, {"api", entries, 1});
+  Nanos now = kStart;
+  Nanos latest = now;
+  std::uint64_t own = 0;
+  auto drained = [](Limiter& limiter) {
+    std::vector<crdt::OwnCount> out;
+    limiter.drain(out, 1000);
+    std::map<crdt::CellId, std::uint64_t> counts;
+    for (const crdt::OwnCount& count : out) counts[count.cell] = count.value;
+    return counts;
+  };
+  bool undrained = false;
+  for (int step = *between(1, 30).as("steps"); step > 0; --step) {
+    Nanos pause = *rc::gen::weightedOneOf<Nanos>({{5, between<Nanos>(0, rule.window / 4)},
+                                                  {2, between<Nanos>(0, 3 * rule.window)},
+                                                  {1, between<Nanos>(-rule.window, 0)}});
+    // Time does not go back for a thread, but another one may be a little behind.
+    now = std::max(now + pause, latest);
+    latest = now;
+    bool behind = step > 1 && *chance(20);
+    if (behind) {
+      WindowShape edge = window_shape(rules->rules()[0], id);
+      Nanos start = edge.start(edge.index(now) + 1);
+      Request peek{"api", entries, 0};
+      small.check(peek, start + 1);
+      general.check(peek, start + 1);
+      latest = start + 1;
+      now = start - kMillisecond / 2;
+    }
+    Request request{
+        "api", entries,
+        huge ? *one_of<std::uint64_t>({1, 1ull << 31, 3'000'000'000, 1ull << 32, 1ull << 39})
+             : *between<std::uint64_t>(0, 3)};
+    if (*chance(20) && !bucket) {
+      WindowShape shape = window_shape(rules->rules()[0], id);
+      Cell cell;
+      cell.id = {id, shape.epoch(shape.index(now) - *choice(2))};
+      cell.raise({{8, 8}, 0}, *one_of<std::uint64_t>({1, 2, 1ull << 32}));
+      small.absorb(cell);
+      general.absorb(cell);
+      reached("others' counts");
+    }
+    make_general(general, 0, request);
+    Decision one;
+    Decision two;
+    auto ask = [&] {
+      one = small.check(request, now);
+      two = general.check(request, now);
+    };
+    behind ? std::thread(ask).join() : ask();
+    RC_ASSERT(one.allowed == two.allowed);
+    RC_ASSERT(one.statuses.size() == 1u);
+    RC_ASSERT(one.statuses[0].remaining == two.statuses[0].remaining);
+    RC_ASSERT(one.statuses[0].reset == two.statuses[0].reset);
+    RC_ASSERT(one.statuses[0].retry_after == two.statuses[0].retry_after);
+    RC_ASSERT(small.used(0, request, latest) == general.used(0, request, latest));
+    if (one.allowed) own += request.hits;
+    reached("a count beyond 32 bits", !bucket && own >= 1ull << 32);
+    reached(
+        "a debt beyond 64 bits",
+        bucket && static_cast<Uint128>(own) * static_cast<std::uint64_t>(rule.window) >> 64 != 0);
+    reached("a window that moved on undrained", undrained && pause > rule.window && !bucket);
+    reached("a thread that is behind", behind && one.allowed && !bucket);
+    reached("denied", !one.allowed);
+    undrained = options.replicated;
+    if (options.replicated && *chance(40)) {
+      RC_ASSERT(drained(small) == drained(general));
+      undrained = false;
+    }
+  }
+  if (options.replicated) RC_ASSERT(drained(small) == drained(general));
+  reached("replicated", options.replicated);
+  reached("a bucket", bucket);
+  reached("a sliding window", rule.algorithm == Algorithm::sliding_window);
+  reached("a fixed window", rule.algorithm == Algorithm::fixed_window);
 }
 
 }  // namespace

@@ -1,0 +1,173 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include <weir/crdt/ids.h>
+#include <weir/crdt/time.h>
+
+namespace weir {
+
+struct Series;  // series.h
+
+/// How an entry of the table holds its series.
+enum class Form : std::uint8_t {
+  unused = 0,  ///< nothing was consumed or learnt yet
+  window = 1,  ///< the newest window and the one before, counts below 2^32
+  bucket = 2,  ///< a bucket that is counted here alone
+  general = 3  ///< anything: a Series beside the table
+};
+
+/// One series: half a cache line. `head` is the only part that is read without its lock.
+struct SeriesEntry {
+  /// 56 bits of the series' id above 8 bits of flags. 0: free. Through std::atomic_ref.
+  std::uint64_t head;
+  Nanos time;  ///< window: start of the newest; bucket: last touch
+  union {
+    std::uint32_t count[4];  ///< window: own, others; the same of the window before
+    std::uint64_t word[2];   ///< bucket: debt at `time` in ticks, own units
+    Series* series;          ///< general
+  };
+
+  static constexpr std::uint64_t kLocked = 1;
+  static constexpr std::uint64_t kListed = 2;        ///< in a list of what to drain
+  static constexpr std::uint64_t kUrgent = 4;        ///< crossed a mark of its limit
+  static constexpr std::uint64_t kDirty = 8;         ///< the newest window has undrained units
+  static constexpr std::uint64_t kDirtyBefore = 16;  ///< the one before has
+  static constexpr unsigned kFormShift = 5;          ///< two bits
+  static constexpr std::uint64_t kErased = 128;  ///< alone: was in use, others may lie behind it
+  static constexpr std::uint64_t kFlags = 255;
+
+  // With its lock held. Flags other than the lock change only then.
+  bool has(std::uint64_t flag) const { return (load() & flag) != 0; }
+  void set(std::uint64_t flag, bool on = true) { store(on ? load() | flag : load() & ~flag); }
+  Form form() const { return static_cast<Form>((load() >> kFormShift) & 3); }
+  void set_form(Form form) {
+    store((load() & ~(std::uint64_t{3} << kFormShift)) |
+          (static_cast<std::uint64_t>(form) << kFormShift));
+  }
+
+  std::uint64_t load(std::memory_order order = std::memory_order_relaxed) const {
+    return std::atomic_ref<const std::uint64_t>(head).load(order);
+  }
+  void store(std::uint64_t value, std::memory_order order = std::memory_order_relaxed) {
+    std::atomic_ref<std::uint64_t>(head).store(value, order);
+  }
+  bool exchange(std::uint64_t& expected, std::uint64_t wanted) {
+    return std::atomic_ref<std::uint64_t>(head).compare_exchange_weak(
+        expected, wanted, std::memory_order_acquire, std::memory_order_relaxed);
+  }
+};
+static_assert(sizeof(SeriesEntry) == 32);
+
+/// Preallocated open addressing: series id -> SeriesEntry. It never grows, moves or rehashes.
+///
+/// Thread-safe. Entries have a lock each; one who wants several takes them in the order of their
+/// addresses. Where entries come and go a segment of kSegment entries is locked; that lock is never
+/// asked for with an entry's lock in hand. A probe stays in its segment and, at the loads that the
+/// size is made for, mostly in one cache line.
+class SeriesTable {
+ public:
+  static constexpr std::uint32_t kNoRule = ~std::uint32_t{0};
+  static constexpr std::size_t kSegment = 1024;
+
+  /// Room for `max_series`. Memory is taken when first touched: 36 bytes an entry and 5 entries for
+  /// 4 series; with `keep_ids` 52 bytes an entry. Throws std::bad_alloc.
+  SeriesTable(std::size_t max_series, bool keep_ids);
+  ~SeriesTable();
+  SeriesTable(const SeriesTable&) = delete;
+  SeriesTable& operator=(const SeriesTable&) = delete;
+
+  std::size_t size() const { return size_.load(std::memory_order_relaxed); }
+  std::size_t capacity() const { return max_series_; }
+
+  /// Fetches the line in which find() will look first.
+  void prefetch(const crdt::SeriesId& id) const { __builtin_prefetch(&entries_[home(id)], 1); }
+  /// Null if it is not there. Without a lock: it may be gone before lock() says so.
+  SeriesEntry* find(const crdt::SeriesId& id) const;
+  /// False if the entry no longer holds this series.
+  bool lock(SeriesEntry& entry, const crdt::SeriesId& id) const;
+  static void unlock(SeriesEntry& entry) {
+    entry.store(entry.load() & ~SeriesEntry::kLocked, std::memory_order_release);
+  }
+
+  /// Finds it or makes an unused entry, not locked. Null if there is no room. `made` says whether
+  /// it is new.
+  SeriesEntry* insert(const crdt::SeriesId& id, std::uint32_t rule, bool& made);
+  /// Removes an entry that is still unused.
+  void remove_unused(SeriesEntry& entry, const crdt::SeriesId& id);
+
+  /// Which rule's it is, as told to insert(). With its lock.
+  std::uint32_t rule(const SeriesEntry& entry) const { return rules_[index(entry)]; }
+  void set_rule(const SeriesEntry& entry, std::uint32_t rule) { rules_[index(entry)] = rule; }
+  /// Only with `keep_ids`. With its lock.
+  const crdt::SeriesId& id(const SeriesEntry& entry) const { return ids_[index(entry)]; }
+
+  std::size_t index(const SeriesEntry& entry) const {
+    return static_cast<std::size_t>(&entry - entries_);
+  }
+  /// An entry that was in use and may not be any more.
+  SeriesEntry& at(std::size_t index) const { return entries_[index]; }
+  /// Locks whatever is there; false if it is free.
+  bool lock_any(SeriesEntry& entry) const;
+
+  /// Calls `visit(entry)` for every entry in use, with its lock; removes those for which it returns
+  /// true. One segment is locked at a time, for some microseconds. Returns how many were removed.
+  template <typename Visit>
+  std::size_t visit_all(Visit visit) {
+    std::size_t removed = 0;
+    for (std::size_t segment = 0; segment < segments_count_; ++segment) {
+      if (segments_[segment].count().load(std::memory_order_relaxed) == 0) continue;
+      lock_segment(segment);
+      SeriesEntry* first = entries_ + segment * kSegment;
+      for (std::size_t i = 0; i < kSegment; ++i) {
+        SeriesEntry& entry = first[i];
+        if (entry.load() >> 8 == 0 || !lock_any(entry)) continue;
+        if (visit(entry)) {
+          erase(entry);
+          ++removed;
+        } else {
+          unlock(entry);
+        }
+      }
+      unlock_segment(segment);
+    }
+    return removed;
+  }
+
+ private:
+  struct alignas(64) Segment {  // zero at first
+    std::uint32_t lock;
+    std::uint32_t used;
+    std::atomic_ref<std::uint32_t> locked() { return std::atomic_ref(lock); }
+    std::atomic_ref<std::uint32_t> count() { return std::atomic_ref(used); }
+  };
+
+  static std::uint64_t tag(const crdt::SeriesId& id) {
+    std::uint64_t bits = id.lo >> 8;
+    return bits == 0 ? 1 : bits;
+  }
+  /// The segment from the high bits of one half, the place in it from the low ones, the tag from
+  /// the other half: a place says nothing of a tag.
+  std::size_t segment_of(const crdt::SeriesId& id) const {
+    return static_cast<std::size_t>((static_cast<Uint128>(id.hi) * segments_count_) >> 64);
+  }
+  std::size_t home(const crdt::SeriesId& id) const {
+    return segment_of(id) * kSegment + (id.hi & (kSegment - 2));
+  }
+  SeriesEntry* scan(const crdt::SeriesId& id, SeriesEntry** free) const;
+  void lock_segment(std::size_t segment);
+  void unlock_segment(std::size_t segment);
+  void erase(SeriesEntry& entry);  // both locks held; releases the entry's
+
+  const std::size_t max_series_;
+  const std::size_t segments_count_;
+  Segment* segments_ = nullptr;
+  SeriesEntry* entries_ = nullptr;
+  std::uint32_t* rules_ = nullptr;
+  crdt::SeriesId* ids_ = nullptr;
+  std::atomic<std::size_t> size_{0};
+};
+
+}  // namespace weir
