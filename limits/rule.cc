@@ -1,6 +1,5 @@
 #include <weir/limits/rule.h>
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,13 +8,16 @@
 #include <utility>
 
 #include <weir/crdt/epoch.h>
+#include <weir/limits/address.h>
+#include <weir/limits/rule_index.h>
 #include <weir/limits/rule_origin.h>
 #include <weir/limits/rules_yaml.h>
 
 namespace weir {
 namespace {
 
-using Address = std::array<std::uint8_t, 16>;
+using internal::Address;
+using internal::parse_address;
 
 constexpr std::size_t kMaxName = 256;
 constexpr std::size_t kMaxKey = 16;
@@ -23,19 +25,6 @@ constexpr Nanos kMinWindow = kMillisecond;
 constexpr Nanos kMaxWindow = 366 * kDay;
 constexpr std::uint32_t kMaxSlots = 120;
 constexpr std::uint32_t kMaxMaxDebt = 1000;
-
-/// IPv4 comes out as ::ffff:a.b.c.d.
-bool parse_address(std::string_view text, Address& out, bool& is_ipv4) {
-  std::array<char, INET6_ADDRSTRLEN> copy{};
-  if (text.empty() || text.size() >= copy.size()) return false;
-  // A byte 0 inside would end the text early for inet_pton.
-  if (text.find('\0') != std::string_view::npos) return false;
-  std::memcpy(copy.data(), text.data(), text.size());
-  is_ipv4 = text.find(':') == std::string_view::npos;
-  if (!is_ipv4) return inet_pton(AF_INET6, copy.data(), out.data()) == 1;
-  out = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0, 0, 0, 0};
-  return inet_pton(AF_INET, copy.data(), out.data() + 12) == 1;
-}
 
 bool bits_behind(const MatchCidr& cidr) {
   for (unsigned bit = cidr.bits; bit < 128; ++bit) {
@@ -352,11 +341,10 @@ std::string RuleError::to_string() const {
   return out + "expected " + expected;
 }
 
-RuleSet::RuleSet(std::vector<Rule> rules) : rules_(std::move(rules)) {
-  for (std::size_t i = 0; i < rules_.size(); ++i) {
-    by_domain_[rules_[i].domain].push_back(static_cast<std::uint32_t>(i));
-  }
-}
+RuleSet::RuleSet(std::vector<Rule> rules)
+    : rules_(std::move(rules)), index_(std::make_unique<RuleIndex>(rules_)) {}
+
+RuleSet::~RuleSet() = default;
 
 std::shared_ptr<const RuleSet> RuleSet::make(std::vector<Rule> rules,
                                              std::vector<RuleError>& errors) {
@@ -389,11 +377,7 @@ std::shared_ptr<const RuleSet> RuleSet::make(std::vector<Rule> rules, const Rule
 }
 
 void RuleSet::match(const Request& request, std::vector<std::uint32_t>& out) const {
-  const auto domain = by_domain_.find(request.domain);
-  if (domain == by_domain_.end()) return;
-  for (const std::uint32_t rule : domain->second) {
-    if (rules_[rule].matches(request)) out.push_back(rule);
-  }
+  index_->match(request, out);
 }
 
 namespace internal {

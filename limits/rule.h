@@ -109,6 +109,7 @@ struct RuleError {
 };
 
 class RuleOrigin;  // rule_origin.h
+class RuleIndex;   // rule_index.h
 
 /// A validated, immutable set of rules. Shared between threads freely.
 class RuleSet {
@@ -120,15 +121,21 @@ class RuleSet {
   /// The same for rules that were read from somewhere: errors say where their fields stand.
   static std::shared_ptr<const RuleSet> make(std::vector<Rule> rules, const RuleOrigin& origin,
                                              std::vector<RuleError>& errors);
+  ~RuleSet();
+  RuleSet(const RuleSet&) = delete;
+  RuleSet& operator=(const RuleSet&) = delete;
+
   const std::vector<Rule>& rules() const { return rules_; }
 
-  /// Appends the indices, into rules(), of the rules that apply to `request`, in rule order.
+  /// Appends the indices, into rules(), of the rules that apply to `request`, in rule order: those
+  /// of its domain for which Rule::matches is true. Allocates nothing if `out` has room, but for a
+  /// thread's first calls. Costs well below 1 us for thousands of rules of which few apply.
   void match(const Request& request, std::vector<std::uint32_t>& out) const;
 
  private:
   explicit RuleSet(std::vector<Rule> rules);
   std::vector<Rule> rules_;
-  std::map<std::string, std::vector<std::uint32_t>, std::less<>> by_domain_;
+  std::unique_ptr<const RuleIndex> index_;  // it refers to rules_
 };
 
 }  // namespace weir

@@ -1,0 +1,244 @@
+#include <weir/limits/rule_index.h>
+
+#include "generators.h"
+#include "law.h"
+
+namespace weir::laws {
+namespace {
+
+/// Values of which many begin with, hold or equal others.
+std::string draw_text() {
+  static const std::vector<std::string> texts{
+      "/a",   "/a/b",  "/a/b/c", "/a/b/d", "/ab", "/b", "/",        "GET",     "PUT",
+      "/a/b", "/\xff", "x",      "y",      "z",   "",   "10.1.2.3", "10.1.2.", "not an address"};
+  return *one_of(texts);
+}
+
+std::string draw_network() {
+  return *one_of<std::string>({"10.1.2.3/32", "10.1.2.0/24", "10.1.0.0/16", "10.0.0.0/8",
+                               "0.0.0.0/0", "::/0", "10.1.0.0/16", "10.1.2.2/31", "11.0.0.0/8",
+                               "::ffff:10.1.2.0/120", "::ffff:0.0.0.0/96", "2001:db8::/32",
+                               "2001:db8:0:1::/64", "2001:db8::1/128", "192.0.2.128/25"});
+}
+
+std::string draw_address() {
+  return *one_of<std::string>({"10.1.2.3", "10.1.2.2", "10.1.9.9", "10.9.9.9", "11.0.0.0",
+                               "0.0.0.0", "255.255.255.255", "::", "::ffff:10.1.2.3", "2001:db8::1",
+                               "2001:db8:0:1::1", "2001:DB8::1", "192.0.2.200"});
+}
+
+std::string draw_key() {
+  return *one_of<std::string>({"path", "method", "ip", "user", "host", "domain"});
+}
+
+Match draw_match() {
+  Match match;
+  match.key = draw_key();
+  switch (*choice(8)) {
+    case 0:
+    case 1:
+      match.matcher = MatchExact{draw_text()};
+      break;
+    case 2:
+    case 3:
+      match.key = *chance(50) ? "path" : match.key;
+      match.matcher = MatchPrefix{draw_text()};
+      break;
+    case 4:
+    case 5:
+      match.key = *chance(80) ? "ip" : match.key;
+      match.matcher = *parse_cidr(draw_network());
+      break;
+    case 6:
+      match.matcher = MatchAny{};
+      break;
+    default:
+      match.matcher = MatchAbsent{};
+  }
+  return match;
+}
+
+Rule draw_rule() {
+  Rule rule;
+  rule.domain = *one_of<std::string>({"api", "api", "api", "web", ""});
+  const int matches = *rc::gen::weightedElement<int>({{5, 1}, {4, 2}, {1, 0}, {1, 3}, {1, 6}});
+  for (int i = 0; i < matches; ++i) rule.match.push_back(draw_match());
+  const int keys = *rc::gen::weightedElement<int>({{5, 0}, {2, 1}, {1, 2}});
+  for (int i = 0; i < keys; ++i) rule.key.push_back(draw_key());
+  return rule;
+}
+
+/// Some from one mould, so that rules share conditions and the index has several levels.
+std::vector<Rule> draw_rules() {
+  std::vector<Rule> rules;
+  const bool loose = *chance(10);  // many that most requests meet
+  const int count = loose ? 150 : *one_of<int>({30, 12, 60, 9, 5, 1, 0, 200});
+  Rule mould = draw_rule();
+  for (int i = 0; i < count; ++i) {
+    Rule rule = draw_rule();
+    if (loose && *chance(80)) {
+      rule.domain = "api";
+      rule.match = {{draw_key(), MatchAbsent{}}};
+      rule.key.clear();
+    } else if (*chance(40)) {
+      rule.domain = mould.domain;
+      rule.match.insert(rule.match.begin(), mould.match.begin(), mould.match.end());
+    }
+    if (*chance(10)) mould = rule;
+    if (rule.match.size() > 10) rule.match.resize(10);
+    rules.push_back(std::move(rule));
+  }
+  return rules;
+}
+
+struct Asked {
+  std::string domain;
+  std::vector<std::pair<std::string, std::string>> texts;
+};
+
+Asked draw_request(const std::vector<Rule>& rules) {
+  Asked asked;
+  asked.domain = *rc::gen::weightedElement<std::string>(
+      {{8, "api"}, {3, "web"}, {1, ""}, {1, "unknown"}, {1, "ap"}});
+  if (!rules.empty() && *chance(60)) {  // much of what one rule wants
+    const Rule& rule = rules[*between<std::size_t>(0, rules.size() - 1)];
+    asked.domain = rule.domain;
+    for (const Match& match : rule.match) {
+      if (*chance(5) || std::holds_alternative<MatchAbsent>(match.matcher)) continue;
+      std::string value = draw_text();
+      if (const auto* exact = std::get_if<MatchExact>(&match.matcher)) value = exact->value;
+      if (const auto* prefix = std::get_if<MatchPrefix>(&match.matcher)) {
+        value.insert(0, prefix->prefix);
+      }
+      if (std::holds_alternative<MatchCidr>(match.matcher)) value = draw_address();
+      asked.texts.emplace_back(match.key, value);
+    }
+    for (const std::string& key : rule.key) {
+      if (*chance(80)) asked.texts.emplace_back(key, draw_text());
+    }
+  }
+  const int entries = *one_of<int>({3, 1, 5, 2, 0, 8});
+  for (int i = 0; i < entries; ++i) {
+    std::string key = *chance(90) ? draw_key() : "nobody asks";
+    const bool address = *chance(key == "ip" ? 80 : 10);
+    std::string value = address ? draw_address() : draw_text();
+    if (!address && *chance(30)) value += draw_text();
+    asked.texts.emplace_back(std::move(key), std::move(value));
+  }
+  return asked;
+}
+
+template <typename Kind>
+bool has(const Rule& rule) {
+  return std::any_of(rule.match.begin(), rule.match.end(), [](const Match& match) {
+    return std::holds_alternative<Kind>(match.matcher);
+  });
+}
+
+bool nested(const MatchCidr& outer, const MatchCidr& inner) {
+  const auto bit = [](const MatchCidr& cidr, unsigned at) {
+    return cidr.network[at / 8] >> (7 - at % 8) & 1;
+  };
+  for (unsigned at = 0; at < outer.bits; ++at) {
+    if (at >= inner.bits || bit(outer, at) != bit(inner, at)) return false;
+  }
+  return true;
+}
+
+/// Which kinds of prefixes and networks met in one request.
+void note_pairs(const std::vector<const Match*>& met) {
+  for (const Match* one : met) {
+    for (const Match* other : met) {
+      if (one == other || one->key != other->key) continue;
+      const auto* prefix = std::get_if<MatchPrefix>(&one->matcher);
+      const auto* longer = std::get_if<MatchPrefix>(&other->matcher);
+      if (prefix != nullptr && longer != nullptr) {
+        reached("nested prefixes", prefix->prefix.size() < longer->prefix.size());
+      }
+      const auto* outer = std::get_if<MatchCidr>(&one->matcher);
+      const auto* inner = std::get_if<MatchCidr>(&other->matcher);
+      if (outer != nullptr && inner != nullptr) {
+        reached("equal networks", *outer == *inner);
+        reached("nested networks", outer->bits < inner->bits && nested(*outer, *inner));
+      }
+    }
+  }
+}
+
+LAW(42, "the index finds exactly the rules that a scan finds, in rule order", "nothing found",
+    "so many found that no comparison sorts them", "a list that is short", "nested prefixes",
+    "an empty prefix", "nested networks", "equal networks", "an IPv4 address in IPv6 text",
+    "an IPv6 address", "an entry that is no address", "an absent entry", "any value",
+    "a doubled key that decides", "several domains", "an unknown domain", "a rule without matchers",
+    "a missing key entry", "a rule with several matchers", "an entry called domain") {
+  const std::vector<Rule> rules = draw_rules();
+  const RuleIndex index(rules);
+  std::vector<std::uint32_t> found;
+  const int requests = *one_of<int>({12, 1, 4});
+  for (int i = 0; i < requests; ++i) {
+    const Asked asked = draw_request(rules);
+    RC_LOG() << "domain " << asked.domain << '\n';
+    std::vector<Entry> descriptor;
+    for (const auto& [key, value] : asked.texts) {
+      descriptor.push_back({key, value});
+      RC_LOG() << key << '=' << value << '\n';
+    }
+    const Request request{asked.domain, descriptor, 1};
+    std::vector<std::uint32_t> expected;
+    std::vector<const Match*> met;
+    for (std::uint32_t at = 0; at < rules.size(); ++at) {
+      const Rule& rule = rules[at];
+      if (rule.domain != request.domain) {
+        reached("several domains", rule.matches(request));
+        continue;
+      }
+      if (!rule.matches(request)) {
+        Rule without_key = rule;
+        without_key.key.clear();
+        reached("a missing key entry", without_key.matches(request));
+        continue;
+      }
+      expected.push_back(at);
+      reached("a rule without matchers", rule.match.empty());
+      reached("a rule with several matchers", rule.match.size() > 2);
+      reached("an absent entry", has<MatchAbsent>(rule));
+      reached("any value", has<MatchAny>(rule));
+      for (const Match& match : rule.match) {
+        met.push_back(&match);
+        const auto* prefix = std::get_if<MatchPrefix>(&match.matcher);
+        reached("an empty prefix", prefix != nullptr && prefix->prefix.empty());
+        reached("an entry called domain",
+                match.key == "domain" && std::holds_alternative<MatchExact>(match.matcher));
+        if (!std::holds_alternative<MatchCidr>(match.matcher)) continue;
+        const std::string_view text = *request.find(match.key);
+        reached("an IPv4 address in IPv6 text", text == "::ffff:10.1.2.3");
+        reached("an IPv6 address", text.starts_with("2001"));
+      }
+    }
+    note_pairs(met);
+
+    found.clear();
+    const bool appends = *chance(30);
+    if (appends) found = {7, 3};
+    index.match(request, found);
+    if (appends) expected.insert(expected.begin(), {7, 3});
+    RC_ASSERT(found == expected);
+
+    reached("nothing found", found.empty());
+    reached("so many found that no comparison sorts them", !appends && expected.size() >= 64);
+    reached("a list that is short", !rules.empty() && rules.size() <= RuleIndex::kScanned);
+    reached("an unknown domain", std::none_of(rules.begin(), rules.end(), [&](const Rule& rule) {
+              return rule.domain == request.domain;
+            }));
+    reached("an entry that is no address",
+            request.find("ip") != nullptr && !parse_cidr(*request.find("ip")) && !rules.empty());
+    std::vector<Entry> reversed(descriptor.rbegin(), descriptor.rend());
+    const Request other{request.domain, reversed, 1};
+    std::vector<std::uint32_t> otherwise;
+    index.match(other, otherwise);
+    reached("a doubled key that decides", !appends && otherwise != found);
+  }
+}
+
+}  // namespace
+}  // namespace weir::laws
