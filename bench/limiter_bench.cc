@@ -1,119 +1,210 @@
-// What a decision costs, beside what the same work costs without weir: a mutex around an
-// std::unordered_map of token buckets.
+// What one decision costs, in every combination worth looking at: for exploring, with
+// --benchmark_filter. Ratios to quote come from decision_load, which interleaves the sides.
+//
+// WEIR_BENCH_KEYS=N: the largest number of keys, 10,000,000 by default; 100,000,000 needs about
+// 10 GiB.
 #include <benchmark/benchmark.h>
-#include <weir/crdt/ids.h>
-#include <weir/limits/limiter.h>
+#include <weir/bench/baselines.h>
+#include <weir/bench/machine.h>
+#include <weir/bench/subject.h>
 
-#include <algorithm>
-#include <mutex>
+#include <cstdlib>
+#include <functional>
+#include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
+namespace weir::bench {
 namespace {
 
-constexpr weir::Nanos kNow = 1'700'000'000 * weir::kSecond;
+struct Setting {
+  std::uint64_t keys = 1;
+  Draw draw = Draw::uniform;
+  int rules = 1;
+  Algorithm algorithm = Algorithm::token_bucket;
+  bool allow = true;
+  bool costs = false;  ///< log-normal instead of 1
+  bool batches = false;
 
-std::vector<std::string> make_keys(std::size_t count) {
-  std::vector<std::string> keys;
-  for (std::size_t i = 0; i < count; ++i) keys.push_back("key-" + std::to_string(i));
-  return keys;
-}
-
-std::shared_ptr<const weir::RuleSet> make_rules(int count, weir::Algorithm algorithm) {
-  std::vector<weir::Rule> rules;
-  for (int i = 0; i < count; ++i) {
-    weir::Rule rule;
-    rule.domain = "api";
-    rule.name = "rule-" + std::to_string(i);
-    rule.key = {"api_key"};
-    rule.limit = 1'000'000'000;
-    rule.algorithm = algorithm;
-    rules.push_back(std::move(rule));
+  /// What the table depends on.
+  std::string table() const {
+    return std::string(to_string(algorithm)) + "/rules:" + std::to_string(rules) +
+           (allow ? "/allow" : "/deny") + "/keys:" + std::to_string(keys);
   }
-  std::vector<weir::RuleError> errors;
-  return weir::RuleSet::make(std::move(rules), errors);
-}
-
-/// The baseline.
-class MutexMap {
- public:
-  bool check(const std::string& key, double now) {
-    std::lock_guard lock(mutex_);
-    auto [at, fresh] = buckets_.try_emplace(key, Bucket{kCapacity, now});
-    Bucket& bucket = at->second;
-    bucket.tokens = std::min(kCapacity, bucket.tokens + (now - bucket.last) * kRate);
-    bucket.last = now;
-    if (bucket.tokens < 1) return false;
-    bucket.tokens -= 1;
-    return true;
+  std::string name() const {
+    return table() + (draw == Draw::zipf ? "/zipf" : "/uniform") + (costs ? "/costs" : "") +
+           (batches ? "/batches" : "");
   }
-
- private:
-  static constexpr double kCapacity = 1e9;
-  static constexpr double kRate = 1e9 / 60;
-  struct Bucket {
-    double tokens;
-    double last;
-  };
-  std::mutex mutex_;
-  std::unordered_map<std::string, Bucket> buckets_;
 };
 
-void BM_MutexMap(benchmark::State& state) {
-  static std::unique_ptr<MutexMap> map;
-  static std::vector<std::string> keys;
-  if (state.thread_index() == 0) {
-    keys = make_keys(static_cast<std::size_t>(state.range(0)));
-    map = std::make_unique<MutexMap>();
-    for (const std::string& key : keys) map->check(key, 0);
+/// The table in use; filling a large one takes longer than measuring it, so it stays until another
+/// one is asked for. Thread 0 of a benchmark changes it before the others start.
+struct Held {
+  std::string name;
+  std::shared_ptr<void> table;
+  std::string stream;
+  std::vector<std::uint32_t> indices;
+  Nanos now = kStart;  ///< when the next run starts: a limiter's time never runs backwards
+} held;
+
+template <typename Make>
+auto hold(const std::string& name, Make make) -> decltype(make().get()) {
+  if (held.name != name) {
+    held.table.reset();
+    held.table = make();
+    held.now = kStart;
+    held.name = name;
   }
-  std::uint64_t at = static_cast<std::uint64_t>(state.thread_index());
+  return static_cast<decltype(make().get())>(held.table.get());
+}
+
+void hold_stream(Draw draw, std::uint64_t keys) {
+  std::string name = std::to_string(keys) + (draw == Draw::zipf ? "z" : "u");
+  if (held.stream == name) return;
+  held.indices = draw_indices(draw, keys, 7);
+  held.stream = name;
+}
+
+std::size_t start_of(const benchmark::State& state) {
+  return static_cast<std::size_t>(state.thread_index()) * 1'000'003;
+}
+
+void run_limiter(benchmark::State& state, const Setting& setting) {
+  static std::vector<std::uint8_t> costs;
+  if (state.thread_index() == 0) {
+    hold_stream(setting.draw, setting.keys);
+    if (costs.empty()) costs = draw_costs(3);
+    hold(setting.table(), [&] {
+      auto rules = key_rules(setting.rules, setting.algorithm, setting.allow);
+      std::uint64_t series = setting.keys * static_cast<std::uint64_t>(setting.rules) + 1;
+      auto limiter = std::make_shared<Limiter>(std::move(rules), sized(series));
+      fill(*limiter, setting.keys);
+      return limiter;
+    });
+    held.now += 2 * kSecond;
+  }
+  std::size_t at = start_of(state);
+  Nanos now = 0;
+  std::unique_ptr<Caller> caller;
+  std::size_t mask = 0;
   for (auto _ : state) {
-    at = weir::crdt::mix64(at + 1, 7);
-    benchmark::DoNotOptimize(map->check(keys[at % keys.size()], 1));
+    if (caller == nullptr) {  // only now is the table surely there
+      caller = std::make_unique<Caller>(*static_cast<Limiter*>(held.table.get()));
+      mask = held.indices.size() - 1;
+      now = held.now;
+    }
+    now += kStep;
+    if (setting.batches) {
+      std::array<Key16, kBatch> keys;
+      for (Key16& key : keys) key = key_of(held.indices[at++ & mask]);
+      benchmark::DoNotOptimize(caller->check_batch(keys, now));
+      continue;
+    }
+    std::uint64_t hits = setting.costs ? costs[at % costs.size()] : 1;
+    benchmark::DoNotOptimize(caller->check(key_of(held.indices[at++ & mask]), now, hits));
+  }
+  state.SetItemsProcessed(state.iterations() *
+                          static_cast<std::int64_t>(setting.batches ? kBatch : 1));
+}
+
+template <typename Table>
+void run_table(benchmark::State& state, const std::string& name, std::uint64_t keys, Draw draw) {
+  if (state.thread_index() == 0) {
+    hold_stream(draw, keys);
+    hold(name + std::to_string(keys), [&] {
+      std::shared_ptr<Table> table;
+      if constexpr (std::is_same_v<Table, BareTable>) {
+        table = std::make_shared<Table>(keys, true);
+        for (std::uint64_t i = 0; i < keys; ++i) table->insert(key_of(i));
+      } else {
+        table = std::make_shared<Table>(keys);
+        for (std::uint64_t i = 0; i < keys; ++i) table->check(key_of(i), kStart);
+      }
+      return table;
+    });
+  }
+  std::size_t at = start_of(state);
+  Nanos now = kStart + kSecond;
+  for (auto _ : state) {
+    auto* table = static_cast<Table*>(held.table.get());
+    std::size_t mask = held.indices.size() - 1;
+    now += kStep;
+    benchmark::DoNotOptimize(table->check(key_of(held.indices[at++ & mask]), now));
   }
   state.SetItemsProcessed(state.iterations());
 }
 
-void limiter_loop(benchmark::State& state, int rules, weir::Algorithm algorithm) {
-  static std::unique_ptr<weir::Limiter> limiter;
-  static std::vector<std::string> keys;
-  weir::Decision decision;
-  if (state.thread_index() == 0) {
-    keys = make_keys(static_cast<std::size_t>(state.range(0)));
-    weir::LimiterOptions options;
-    options.max_series = keys.size() * static_cast<std::size_t>(rules) + 1;
-    limiter = std::make_unique<weir::Limiter>(make_rules(rules, algorithm), options);
-    for (const std::string& key : keys) {
-      weir::Entry entry{"api_key", key};
-      limiter->check({"api", {&entry, 1}, 1}, kNow, decision);
+void run_gcra(benchmark::State& state) {
+  static AtomicGcra gcra(1, kHour);
+  Nanos now = kStart;
+  for (auto _ : state) benchmark::DoNotOptimize(gcra.check(now += kStep));
+  state.SetItemsProcessed(state.iterations());
+}
+
+template <typename Run>
+void add(const std::string& name, Run run) {
+  benchmark::RegisterBenchmark(name.c_str(), run)->ThreadRange(1, 2)->UseRealTime();
+}
+
+void add_limiter(const Setting& setting) {
+  add("weir/" + setting.name(),
+      [setting](benchmark::State& state) { run_limiter(state, setting); });
+}
+
+template <typename Table>
+void add_table(const std::string& name, std::uint64_t keys) {
+  for (Draw draw : {Draw::uniform, Draw::zipf}) {
+    add(name + "/keys:" + std::to_string(keys) + (draw == Draw::zipf ? "/zipf" : "/uniform"),
+        [=](benchmark::State& state) { run_table<Table>(state, name, keys, draw); });
+  }
+}
+
+/// Settings with the same table stand together.
+void add_size(std::uint64_t keys) {
+  for (Algorithm algorithm :
+       {Algorithm::token_bucket, Algorithm::fixed_window, Algorithm::sliding_window}) {
+    for (Draw draw : {Draw::uniform, Draw::zipf}) {
+      Setting setting{keys, draw, 1, algorithm};
+      add_limiter(setting);
+      setting.costs = true;
+      add_limiter(setting);
+      setting.costs = false;
+      setting.batches = true;
+      add_limiter(setting);
+    }
+    add_limiter({keys, Draw::uniform, 1, algorithm, false});
+  }
+  if (keys <= 10'000'000) {
+    for (int rules : {2, 3, 4}) {
+      if (keys > 1'000'000 && rules != 4) continue;
+      add_limiter({keys, Draw::uniform, rules});
+      add_limiter({keys, Draw::zipf, rules});
+      add_limiter({keys, Draw::uniform, rules, Algorithm::token_bucket, false});
     }
   }
-  std::uint64_t at = static_cast<std::uint64_t>(state.thread_index());
-  for (auto _ : state) {
-    at = weir::crdt::mix64(at + 1, 7);
-    weir::Entry entry{"api_key", keys[at % keys.size()]};
-    limiter->check({"api", {&entry, 1}, 1}, kNow, decision);
-    benchmark::DoNotOptimize(decision.allowed);
-  }
-  state.SetItemsProcessed(state.iterations());
+  add_table<BareTable>("bare_table", keys);
+  add_table<StdBuckets>("std_unordered_map_64_mutexes", keys);
+#ifdef WEIR_BENCH_ABSL
+  add_table<AbslBuckets>("absl_flat_hash_map_64_spinlocks", keys);
+#endif
+#ifdef WEIR_BENCH_TBB
+  add_table<TbbBuckets>("tbb_concurrent_hash_map", keys);
+#endif
 }
-
-void BM_FixedWindow(benchmark::State& state) {
-  limiter_loop(state, 1, weir::Algorithm::fixed_window);
-}
-void BM_TokenBucket(benchmark::State& state) {
-  limiter_loop(state, 1, weir::Algorithm::token_bucket);
-}
-void BM_FourRules(benchmark::State& state) {
-  limiter_loop(state, 4, weir::Algorithm::token_bucket);
-}
-
-// Keys: one that is hot, and a table that does not fit any cache.
-BENCHMARK(BM_MutexMap)->Arg(1)->Arg(1'000'000)->ThreadRange(1, 2);
-BENCHMARK(BM_FixedWindow)->Arg(1)->Arg(1'000'000)->ThreadRange(1, 2);
-BENCHMARK(BM_TokenBucket)->Arg(1)->Arg(1'000'000)->ThreadRange(1, 2);
-BENCHMARK(BM_FourRules)->Arg(1)->Arg(1'000'000)->ThreadRange(1, 2);
 
 }  // namespace
+}  // namespace weir::bench
+
+int main(int argc, char** argv) {
+  using namespace weir::bench;
+  const char* wish = std::getenv("WEIR_BENCH_KEYS");
+  std::uint64_t most = wish == nullptr ? 10'000'000 : std::strtoull(wish, nullptr, 10);
+  add("one_atomic_gcra", run_gcra);
+  for (std::uint64_t keys : {1ull, 1'000'000ull, 10'000'000ull, 100'000'000ull}) {
+    if (keys <= most) add_size(keys);
+  }
+  benchmark::AddCustomContext("ping_pong_ns", std::to_string(ping_pong_ns()));
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+}

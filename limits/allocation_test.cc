@@ -1,0 +1,119 @@
+// A decision on a known key allocates nothing, whatever the algorithm and the answer.
+#include <gtest/gtest.h>
+#include <weir/limits/limiter.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <vector>
+
+namespace {
+std::atomic<std::uint64_t> allocations{0};
+
+void* allocate(std::size_t size, std::size_t align) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  void* memory = align == 0 ? std::malloc(size == 0 ? 1 : size)
+                            : std::aligned_alloc(align, (size + align - 1) / align * align);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+}  // namespace
+
+// Not inlined: the compiler would see malloc's memory in delete and warn.
+[[gnu::noinline]] void* operator new(std::size_t size) {
+  return allocate(size, 0);
+}
+[[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t align) {
+  return allocate(size, static_cast<std::size_t>(align));
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
+
+namespace weir {
+namespace {
+
+constexpr Nanos kNow = 1'000'000 * kMinute;
+constexpr int kKeys = 50;
+
+/// Every algorithm, so that a new one does not compile until it is listed.
+std::vector<Algorithm> every_algorithm() {
+  switch (Algorithm::fixed_window) {
+    case Algorithm::fixed_window:
+    case Algorithm::sliding_window:
+    case Algorithm::token_bucket:
+      break;
+  }
+  return {Algorithm::fixed_window, Algorithm::sliding_window, Algorithm::token_bucket};
+}
+
+struct Case {
+  Algorithm algorithm;
+  int rules;
+  std::uint64_t limit;
+};
+
+/// Allocations of 10,000 decisions on keys that were each seen before, time passing.
+std::uint64_t count(const Case& given) {
+  std::vector<Rule> rules;
+  for (int i = 0; i < given.rules; ++i) {
+    Rule rule;
+    rule.domain = "api";
+    rule.name = "rule-" + std::to_string(i);
+    rule.key = {"api_key"};
+    rule.limit = given.limit;
+    rule.window = kHour;
+    rule.algorithm = given.algorithm;
+    rules.push_back(std::move(rule));
+  }
+  std::vector<RuleError> errors;
+  LimiterOptions options;
+  options.max_series = 1024;
+  Limiter limiter(RuleSet::make(std::move(rules), errors), options);
+  std::vector<std::string> keys;
+  for (int i = 0; i < kKeys; ++i)
+    keys.push_back("a key longer than a small string " + std::to_string(i));
+  Decision decision;
+  auto ask = [&](int i) {
+    Entry entry{"api_key", keys[static_cast<std::size_t>(i % kKeys)]};
+    limiter.check({"api", {&entry, 1}, 1}, kNow + i * kMicrosecond, decision);
+  };
+  for (int i = 0; i < 2 * kKeys; ++i) ask(i);
+  std::uint64_t before = allocations.load();
+  for (int i = 2 * kKeys; i < 10'000; ++i) ask(i);
+  std::uint64_t made = allocations.load() - before;
+  EXPECT_EQ(decision.allowed, given.limit > 10'000);
+  EXPECT_EQ(decision.statuses.size(), static_cast<std::size_t>(given.rules));
+  return made;
+}
+
+TEST(Allocation, ADecisionOnAKnownKeyAllocatesNothing) {
+  for (Algorithm algorithm : every_algorithm()) {
+    for (int rules : {1, 4}) {
+      for (std::uint64_t limit : {1'000'000u, 2u}) {
+        EXPECT_EQ(count({algorithm, rules, limit}), 0u)
+            << to_string(algorithm) << ", " << rules << " rules, limit " << limit;
+      }
+    }
+  }
+}
+
+TEST(Allocation, TheCounterCounts) {
+  std::uint64_t before = allocations.load();
+  auto made = std::make_unique<std::vector<int>>(100);
+  EXPECT_EQ(made->size(), 100u);
+  EXPECT_EQ(allocations.load() - before, 2u);
+}
+
+}  // namespace
+}  // namespace weir
