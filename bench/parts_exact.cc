@@ -5,7 +5,9 @@
 #include <weir/bench/subject.h>
 
 #include <barrier>
+#include <deque>
 #include <memory>
+#include <utility>
 
 namespace weir::bench {
 namespace {
@@ -21,13 +23,23 @@ class Oracle {
 
   bool take(Nanos now, std::uint64_t cost) {
     auto window = static_cast<std::uint64_t>(window_);
-    if (algorithm_ == Algorithm::token_bucket) {
+    if (is_bucket(algorithm_)) {
       Uint128 came = static_cast<Uint128>(limit_) * static_cast<std::uint64_t>(now - at_);
       debt_ -= std::min(debt_, came);
       at_ = now;
       Uint128 owed = debt_ + static_cast<Uint128>(cost) * window;
       if (owed > static_cast<Uint128>(burst_) * window) return false;
       debt_ = owed;
+      return true;
+    }
+    if (algorithm_ == Algorithm::sliding_log) {
+      while (!log_.empty() && log_.front().first <= now - window_) {
+        count_ -= log_.front().second;
+        log_.pop_front();
+      }
+      if (count_ + cost > limit_) return false;
+      log_.emplace_back(now, cost);
+      count_ += cost;
       return true;
     }
     std::int64_t index = now / window_;
@@ -55,14 +67,15 @@ class Oracle {
   std::int64_t index_ = 0;
   std::uint64_t before_ = 0;
   std::uint64_t count_ = 0;
+  std::deque<std::pair<Nanos, std::uint64_t>> log_;
   Uint128 debt_ = 0;
   Nanos at_ = 0;
 };
 
 Json exact(Algorithm algorithm, std::uint64_t operations) {
   constexpr std::uint64_t kPhases = 200;
-  constexpr Nanos kWindow = kSecond;
-  constexpr Nanos kPhaseTime = 137 * kMillisecond;  // no divisor of the window
+  constexpr Nanos kWindow = 2 * kSecond;
+  constexpr Nanos kPhaseTime = 274 * kMillisecond;  // no divisor of the window
   std::uint64_t per_phase = operations / kPhases;
   Rule rule;
   rule.domain = "api";
@@ -72,7 +85,8 @@ Json exact(Algorithm algorithm, std::uint64_t operations) {
   rule.algorithm = algorithm;
   // A window sees 7.3 phases of both threads; the rare keys stay below this, the others pass it.
   rule.limit = per_phase * 2 / kKeys * 4;
-  if (algorithm == Algorithm::token_bucket) rule.burst = rule.limit / 3;
+  if (is_bucket(algorithm)) rule.burst = rule.limit / 3;
+  if (algorithm == Algorithm::sliding_log) rule.limit = std::min<std::uint64_t>(rule.limit, 1000);
   Limiter limiter(make_rules({rule}), sized(kKeys * 2));
 
   // Key k costs 1 + k % 3. Half of the requests are for key 0.
@@ -136,7 +150,8 @@ Json part_exact(const PartOptions& options) {
                                                : 10'000'000;
   Json rows = Json::array();
   for (Algorithm algorithm :
-       {Algorithm::fixed_window, Algorithm::sliding_window, Algorithm::token_bucket}) {
+       {Algorithm::fixed_window, Algorithm::sliding_window, Algorithm::sliding_log,
+        Algorithm::token_bucket, Algorithm::leaky_bucket}) {
     rows.push_back(exact(algorithm, operations));
   }
   Json out;

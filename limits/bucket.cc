@@ -20,7 +20,8 @@ Nanos BucketShape::fill_time() const {
 }
 
 BucketShape bucket_shape(const Rule& rule) {
-  return {rule.limit, rule.window, rule.burst, rule.max_debt};
+  return {rule.limit, rule.window, rule.burst, rule.max_debt,
+          rule.algorithm == Algorithm::leaky_bucket};
 }
 
 Verdict evaluate_bucket(const BucketShape& shape, const crdt::BucketState& state,
@@ -39,26 +40,30 @@ Verdict evaluate_bucket(const BucketShape& shape, const crdt::BucketState& state
   // Up to the last touch the debt falls by what the checkpoint drains, behind it by everything.
   Nanos straight = std::max(now, state.touched);
   crdt::DebtTicks later = debt_then(straight);
-  Nanos drain = time_to_drain(later, shape.rate);
-  verdict.reset = debt == 0 ? 0 : drain == kNever ? kNever : straight - now + drain;
-  if (verdict.allowed) return verdict;
+  auto until_at_most = [&](crdt::DebtTicks most) -> Nanos {
+    if (debt <= most) return 0;
+    if (later > most) {
+      Nanos wait = time_to_drain(later - most, shape.rate);
+      return wait == kNever ? kNever : straight - now + wait;
+    }
+    Nanos above = now;
+    Nanos passes = straight;
+    while (passes - above > 1) {
+      Nanos middle = above + (passes - above) / 2;
+      (debt_then(middle) > most ? above : passes) = middle;
+    }
+    return passes - now;
+  };
+  verdict.reset = until_at_most(0);
+  if (verdict.allowed) {
+    if (shape.queue) verdict.delay = verdict.reset;
+    return verdict;
+  }
   if (cost > shape.burst) {
     verdict.retry_after = kNever;
     return verdict;
   }
-  crdt::DebtTicks allowed_debt = capacity - shape.ticks(cost);
-  if (later > allowed_debt) {
-    Nanos wait = time_to_drain(later - allowed_debt, shape.rate);
-    verdict.retry_after = wait == kNever ? kNever : straight - now + wait;
-    return verdict;
-  }
-  Nanos denied = now;
-  Nanos passes = straight;
-  while (passes - denied > 1) {
-    Nanos middle = denied + (passes - denied) / 2;
-    (debt_then(middle) > allowed_debt ? denied : passes) = middle;
-  }
-  verdict.retry_after = passes - now;
+  verdict.retry_after = until_at_most(capacity - shape.ticks(cost));
   return verdict;
 }
 

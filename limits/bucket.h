@@ -11,11 +11,15 @@ namespace weir {
 /// A token bucket over the bucket cell (crdt/cell.h): admits iff debt + cost <= burst, in exact
 /// integer arithmetic; with one writer this is GCRA. Debt is measured in ticks, of which a unit has
 /// window_ns and of which `limit` drain each nanosecond, so no rate is ever rounded.
+///
+/// A leaky bucket is the same bucket seen from its other end: the debt is a queue of at most
+/// `burst` units that leave one by one, and who is let in is told for how long to wait its turn.
 struct BucketShape {
   std::uint64_t rate = 0;  ///< ticks drained per nanosecond: the rule's limit
   Nanos unit = kMinute;    ///< ticks per unit: the rule's window
   std::uint64_t burst = 1;
   std::uint32_t max_debt = 1;
+  bool queue = false;  ///< leaky: an allowed cost has a delay
 
   crdt::DebtTicks ticks(std::uint64_t units) const {
     return static_cast<crdt::DebtTicks>(units) * static_cast<std::uint64_t>(unit);
@@ -28,7 +32,8 @@ struct BucketShape {
 
 BucketShape bucket_shape(const Rule& rule);
 
-/// `total` is the sum of the bucket's slots.
+/// `total` is the sum of the bucket's slots. With `queue`, an allowed cost's delay is the time in
+/// which the debt before it drains.
 Verdict evaluate_bucket(const BucketShape& shape, const crdt::BucketState& state,
                         std::uint64_t total, Nanos now, std::uint64_t cost);
 

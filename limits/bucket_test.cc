@@ -86,5 +86,37 @@ TEST(TokenBucket, ResetIsTheInstantAtWhichItIsFull) {
   EXPECT_EQ(bucket.ask(now + 300 * kMillisecond, 0).reset, 0);
 }
 
+TEST(LeakyBucket, UnitsLeaveAtTheRateAndAFullQueueDenies) {
+  // 10 a second, and at most 3 in the queue, the one that leaves next included.
+  Bucket bucket{{10, kSecond, 3, 1, true}, {}, 0};
+  Nanos now = 1000 * kSecond;
+  for (Nanos turn : {0, 1, 2}) {
+    EXPECT_EQ(bucket.ask(now, 1).delay, turn * 100 * kMillisecond);
+    EXPECT_TRUE(bucket.take(now, 1));
+  }
+  Verdict full = bucket.ask(now, 1);
+  EXPECT_FALSE(full.allowed);
+  EXPECT_EQ(full.delay, 0);
+  EXPECT_EQ(full.retry_after, 100 * kMillisecond);
+  EXPECT_FALSE(bucket.take(now + 100 * kMillisecond - 1, 1));
+  EXPECT_EQ(bucket.ask(now + 100 * kMillisecond, 1).delay, 200 * kMillisecond);
+  EXPECT_EQ(bucket.ask(now + kSecond, 3).delay, 0);
+}
+
+TEST(LeakyBucket, ACostLeavesAtOnceAndTheNextWaitsForAllOfIt) {
+  Bucket bucket{{10, kSecond, 8, 1, true}, {}, 0};
+  Nanos now = 1000 * kSecond;
+  EXPECT_TRUE(bucket.take(now, 5));
+  EXPECT_EQ(bucket.ask(now + 1, 1).delay, 500 * kMillisecond - 1);
+  EXPECT_EQ(bucket.ask(now + 1, 0).delay, 500 * kMillisecond - 1);
+}
+
+TEST(LeakyBucket, ADelayIsRoundedUp) {
+  Bucket bucket{{3, kSecond, 3, 1, true}, {}, 0};
+  Nanos now = 1000 * kSecond;
+  EXPECT_TRUE(bucket.take(now, 1));
+  EXPECT_EQ(bucket.ask(now, 1).delay, 333'333'334);
+}
+
 }  // namespace
 }  // namespace weir

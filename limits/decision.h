@@ -21,6 +21,10 @@ struct RuleStatus {
   /// Denied: time until this very cost passes if nothing else comes; kNever if it never can.
   /// Exact: 1 ns earlier it is denied. Allowed: 0.
   Nanos retry_after = 0;
+  /// Leaky buckets, allowed: time after which the request should be forwarded, so that no more
+  /// than the limit leaves per window. Exact: until what came before it has drained, rounded up to
+  /// 1 ns. Else 0.
+  Nanos delay = 0;
 };
 
 /// The answer to a Request.
@@ -34,6 +38,16 @@ struct Decision {
   bool wants_commit = false;
   /// Every rule that matched, in rule order, shadow rules included.
   std::vector<RuleStatus> statuses;
+
+  /// Allowed: time after which the request should be forwarded, the longest that an enforcing rule
+  /// asks for. Denied: 0.
+  Nanos delay() const {
+    Nanos longest = 0;
+    for (const RuleStatus& status : statuses) {
+      if (allowed && !status.shadow && status.delay > longest) longest = status.delay;
+    }
+    return longest;
+  }
 
   const RuleStatus* decider() const {
     return deciding < 0 ? nullptr : &statuses[static_cast<std::size_t>(deciding)];

@@ -10,6 +10,7 @@
 #include <string>
 
 #include <weir/limits/bucket.h>
+#include <weir/limits/log_window.h>
 #include <weir/limits/series.h>
 #include <weir/limits/series_table.h>
 #include <weir/limits/window.h>
@@ -47,7 +48,8 @@ struct alignas(64) Stripe {
 struct Plan {
   const Rule* rule = nullptr;
   SeriesId identity;
-  bool is_bucket = false;
+  bool bucket_cell = false;
+  bool log = false;
   bool small_windows = false;  // two windows are enough for Form::window
   std::uint64_t limit = 0;     // as reported
   BucketShape bucket;
@@ -70,6 +72,7 @@ struct Scratch {
   std::vector<Item> items;
   std::vector<std::size_t> ends;  // of the items of each request of a batch
   std::vector<SeriesEntry*> locked;
+  std::vector<LogEntry> log;
   std::string key;
 };
 
@@ -106,12 +109,30 @@ std::string identity(const Rule& rule) {
   append_text(text, rule.name);
   append_text(text, to_string(rule.algorithm));
   bool sliding = rule.algorithm == Algorithm::sliding_window;
-  append_text(text, std::to_string(rule.window));
+  append_text(text, std::to_string(rule.calendar ? 0 : rule.window));
+  if (rule.calendar) {
+    append_text(text, to_string(rule.calendar->unit));
+    append_text(text, rule.calendar->time_zone);
+  }
   append_text(text, std::to_string(sliding ? rule.slots : 0));
   append_text(text, sliding && rule.strict ? "strict" : "");
   append_text(text, rule.phase == Phase::spread ? "spread" : "");
   for (const std::string& key : rule.key) append_text(text, key);
   return text;
+}
+
+/// A log's entries, oldest first; only the newest `most` that are not 0. Valid until the thread's
+/// next call.
+std::span<const LogEntry> read_log(const Series* series, std::uint64_t most) {
+  std::vector<LogEntry>& log = scratch().log;
+  log.clear();
+  if (series == nullptr) return log;
+  for (auto cell = series->windows.rbegin(); cell != series->windows.rend(); ++cell) {
+    if (log.size() >= most) break;
+    if (cell->total() > 0) log.push_back({cell->epoch.start, cell->total()});
+  }
+  std::reverse(log.begin(), log.end());
+  return log;
 }
 
 bool crosses(std::uint64_t before, std::uint64_t after, std::uint64_t limit) {
@@ -174,14 +195,15 @@ struct Limiter::Impl {
       Plan plan;
       plan.rule = &rule;
       plan.identity = keyed_hash(options.hash_key, identity(rule));
-      plan.is_bucket = rule.algorithm == Algorithm::token_bucket;
-      plan.limit = plan.is_bucket ? rule.burst : rule.limit;
-      if (plan.is_bucket) {
+      plan.bucket_cell = is_bucket(rule.algorithm);
+      plan.log = rule.algorithm == Algorithm::sliding_log;
+      plan.limit = plan.bucket_cell ? rule.burst : rule.limit;
+      if (plan.bucket_cell) {
         plan.bucket = bucket_shape(rule);
-      } else {
+      } else if (!plan.log) {
         WindowShape shape = window_shape(rule, {});
         // A thread that is late by the grace still finds its window.
-        plan.small_windows = shape.previous <= 1 && shape.sub >= kGrace;
+        plan.small_windows = shape.previous <= 1 && (shape.calendar || shape.sub >= kGrace);
       }
       plans.push_back(plan);
     }
@@ -219,14 +241,18 @@ struct Limiter::Impl {
   // One entry, with its lock held. Null stands for an unused one.
 
   WindowShape shape_of(const Plan& plan, const SeriesId& id) const {
-    return plan.is_bucket ? WindowShape{} : window_shape(*plan.rule, id);
+    return plan.bucket_cell || plan.log ? WindowShape{} : window_shape(*plan.rule, id);
   }
 
   Verdict evaluate(const Plan& plan, const Item& item, std::uint64_t cost, Nanos now) const {
     const SeriesEntry* entry = item.entry;
     Form form = entry == nullptr ? Form::unused : entry->form();
     Series* series = form == Form::general ? entry->series : nullptr;
-    if (plan.is_bucket) {
+    if (plan.log) {
+      return evaluate_log(read_log(series, plan.limit + 1), plan.rule->window, plan.limit, now,
+                          cost);
+    }
+    if (plan.bucket_cell) {
       if (form == Form::bucket) {
         return evaluate_bucket(plan.bucket, small_bucket(*entry, plan.bucket), entry->word[1], now,
                                cost);
@@ -245,7 +271,7 @@ struct Limiter::Impl {
         if (entry->time <= start) {
           std::uint64_t used =
               entry->time == start ? std::uint64_t{entry->count[0]} + entry->count[1] : 0;
-          return evaluate_fixed(plan.limit, used, cost, start + shape.sub - now);
+          return evaluate_fixed(plan.limit, used, cost, start + shape.length(last) - now);
         }
       }
       return evaluate_window(shape, plan.limit, now, cost, std::max(last, shape.index(entry->time)),
@@ -272,6 +298,12 @@ struct Limiter::Impl {
     verdict.reset = used > 0 ? left : 0;
     if (!verdict.allowed) verdict.retry_after = cost > limit ? kNever : left;
     return verdict;
+  }
+
+  /// Once the cost has been consumed. `status` is from before.
+  Nanos reset_after(const Plan& plan, const Item& item, const RuleStatus& status, Nanos now) const {
+    if (plan.bucket_cell || plan.log) return evaluate(plan, item, 0, now).reset;
+    return std::max(status.reset, item.shape.epoch(item.shape.index(now)).expiry - now);
   }
 
   /// Puts the series beside the table, where everything fits.
@@ -305,14 +337,15 @@ struct Limiter::Impl {
   void consume(const Plan& plan, const Item& item, Nanos now, const RuleStatus& status) {
     SeriesEntry& entry = *item.entry;
     if (table.rule(entry) == SeriesTable::kNoRule) table.set_rule(entry, item.rule);
-    if (plan.is_bucket) {
+    if (plan.bucket_cell) {
       if (!consume_small_bucket(plan, entry, item.cost, now)) {
         consume_bucket_cell(plan, general(entry, item.id), item.cost, now);
       }
     } else if (!consume_small_window(plan, item, now)) {
       Series& series = general(entry, item.id);
       series.forget_windows(now - kGrace);
-      WindowCell& cell = series.window(item.shape.epoch(item.shape.index(now)));
+      WindowCell& cell = series.window(plan.log ? log_epoch(plan.rule->window, now)
+                                                : item.shape.epoch(item.shape.index(now)));
       cell.own = add_saturated(cell.own, item.cost);
       cell.dirty = options.replicated;
     }
@@ -491,9 +524,11 @@ struct Limiter::Impl {
       status.remaining = verdict.remaining;
       status.reset = verdict.reset;
       status.retry_after = verdict.retry_after;
+      status.delay = verdict.delay;
       if (verdict.allowed && item.cost > 0 && item.entry == nullptr) {
         if (item.no_room) {
           status.degraded = true;
+          status.delay = 0;
           status.allowed = plan.rule->on_failure == OnFailure::open;
           if (!status.allowed) status.retry_after = kSecond;
         } else {
@@ -515,10 +550,7 @@ struct Limiter::Impl {
         consume(plan, item, now, status);
         status.remaining -= std::min(status.remaining, item.cost);
         out.wants_commit |= options.replicated && plan.rule->durability == Durability::commit;
-        status.reset =
-            plan.is_bucket
-                ? evaluate(plan, item, 0, now).reset
-                : std::max(status.reset, item.shape.epoch(item.shape.index(now)).expiry - now);
+        status.reset = reset_after(plan, item, status, now);
       }
       if (!status.shadow) pick_decider(out, static_cast<int>(i));
     }
@@ -721,7 +753,8 @@ struct Limiter::Impl {
         case Form::window: {
           // Boundaries may be shifted by the series' id; lengths are not.
           WindowShape shape = window_shape(*plans[table.rule(entry)].rule, {});
-          return entry.time + shape.sub * (std::int64_t{shape.previous} + 1) <= floor - kGrace;
+          Nanos life = shape.length(shape.index(entry.time)) * (std::int64_t{shape.previous} + 1);
+          return entry.time + life <= floor - kGrace;
         }
         case Form::bucket:
           return entry.time + plans[table.rule(entry)].bucket.fill_time() <= floor;
@@ -740,7 +773,11 @@ struct Limiter::Impl {
     std::uint64_t units = 0;
     with_entry(id, false, [&](SeriesEntry& entry) {
       Series* series = entry.form() == Form::general ? entry.series : nullptr;
-      if (plan.is_bucket) {
+      if (plan.log) {
+        units = log_used(read_log(series, ~std::uint64_t{0}), plan.rule->window, now);
+        return;
+      }
+      if (plan.bucket_cell) {
         const BucketShape& shape = plan.bucket;
         crdt::BucketState state;
         if (entry.form() == Form::bucket) state = small_bucket(entry, shape);

@@ -333,5 +333,101 @@ TEST(Limiter, TwoThreadsOnOneKeyAdmitExactlyTheLimit) {
   }
 }
 
+TEST(Limiter, ALeakyBucketTellsHowLongToWait) {
+  Rule leaky = rule("leaky", 60, Algorithm::leaky_bucket);  // one a second
+  leaky.burst = 3;
+  Rule slower = rule("slower", 30, Algorithm::leaky_bucket);
+  Rule trial = rule("trial", 1, Algorithm::leaky_bucket);
+  trial.shadow = true;
+  trial.burst = 5;
+  Limiter limiter(set({leaky, slower, trial}), {});
+  Ask ask({{"key", "k"}}, 1);
+  EXPECT_EQ(limiter.check(ask.request, kNow).delay(), 0);
+  Decision second = limiter.check(ask.request, kNow);
+  EXPECT_EQ(second.statuses[0].delay, kSecond);
+  EXPECT_EQ(second.statuses[1].delay, 2 * kSecond);
+  EXPECT_EQ(second.statuses[2].delay, kMinute);
+  EXPECT_EQ(second.delay(), 2 * kSecond);
+  EXPECT_EQ(second.statuses[0].limit, 3u);
+  EXPECT_EQ(second.statuses[0].remaining, 1u);
+  EXPECT_TRUE(limiter.check(ask.request, kNow).allowed);
+  Decision full = limiter.check(ask.request, kNow);
+  EXPECT_FALSE(full.allowed);
+  EXPECT_EQ(full.delay(), 0);
+  EXPECT_EQ(full.statuses[0].retry_after, kSecond);
+  EXPECT_EQ(limiter.used(0, ask.request, kNow + kSecond), 2u);
+}
+
+TEST(Limiter, ADegradedLeakyBucketDelaysNothing) {
+  LimiterOptions options;
+  options.max_series = 0;
+  Limiter limiter(set({rule("leaky", 60, Algorithm::leaky_bucket)}), options);
+  Ask ask({{"key", "k"}}, 1);
+  limiter.check(ask.request, kNow);
+  Decision decision = limiter.check(ask.request, kNow);
+  EXPECT_TRUE(decision.statuses[0].degraded);
+  EXPECT_EQ(decision.delay(), 0);
+}
+
+TEST(Limiter, ALogRemembersEachAdmission) {
+  LimiterOptions options;
+  options.replicated = true;
+  options.incarnation = {1, 1};
+  Limiter limiter(set({rule("log", 3, Algorithm::sliding_log)}), options);
+  Ask ask({{"key", "k"}}, 1);
+  EXPECT_TRUE(limiter.check(ask.request, kNow).allowed);
+  EXPECT_TRUE(limiter.check(ask.request, kNow).allowed);
+  EXPECT_TRUE(limiter.check(ask.request, kNow + 7).allowed);
+  EXPECT_EQ(limiter.check(ask.request, kNow + 10).statuses[0].retry_after, kMinute - 10);
+  std::vector<crdt::OwnCount> counts;
+  limiter.drain(counts, 10);
+  ASSERT_EQ(counts.size(), 2u);
+  EXPECT_EQ(counts[0].cell.epoch, (crdt::Epoch{kNow, kNow + kMinute}));
+  EXPECT_EQ(counts[0].value, 2u);
+  EXPECT_EQ(counts[1].cell.epoch, (crdt::Epoch{kNow + 7, kNow + 7 + kMinute}));
+  // A peer's admission between them, which the own second one then waits for too.
+  crdt::Cell cell;
+  cell.id = {limiter.series_of(0, ask.request), {kNow + 5, kNow + 5 + kMinute}};
+  cell.raise({{2, 2}, 0}, 1);
+  limiter.absorb(cell);
+  EXPECT_EQ(limiter.used(0, ask.request, kNow + 10), 4u);
+  EXPECT_EQ(limiter.check(ask.request, kNow + kMinute).statuses[0].remaining, 0u);
+  EXPECT_EQ(limiter.check(ask.request, kNow + kMinute + 4).statuses[0].retry_after, 1);
+  EXPECT_EQ(limiter.used(0, ask.request, kNow + kMinute + 4), 3u);
+  EXPECT_EQ(limiter.sweep(kNow + 3 * kMinute), 0u);
+  counts.clear();
+  limiter.drain(counts, 10);
+  EXPECT_EQ(limiter.sweep(kNow + 3 * kMinute), 1u);
+}
+
+TEST(Limiter, ACalendarsUnitAndZoneArePartOfWhatCounts) {
+  auto monthly = [](CalendarUnit unit, std::string zone, std::uint64_t limit) {
+    Rule made = rule("quota", limit);
+    made.calendar = CalendarWindow{unit, std::move(zone)};
+    return Limiter(set({made}), {}).series_of(0, Ask({{"key", "k"}}, 1).request);
+  };
+  crdt::SeriesId berlin = monthly(CalendarUnit::month, "Europe/Berlin", 5);
+  EXPECT_EQ(monthly(CalendarUnit::month, "Europe/Berlin", 6), berlin);
+  EXPECT_NE(monthly(CalendarUnit::month, "Europe/Paris", 5), berlin);
+  EXPECT_NE(monthly(CalendarUnit::year, "Europe/Berlin", 5), berlin);
+}
+
+TEST(Limiter, AMonthEndsInItsZone) {
+  Rule monthly = rule("quota", 2);
+  monthly.calendar = CalendarWindow{CalendarUnit::month, "Europe/Berlin"};
+  Limiter limiter(set({monthly}), {});
+  Ask ask({{"key", "k"}}, 1);
+  Nanos end = 1'743'458'400 * kSecond;  // 31 March 2025 22:00 UTC, midnight in Berlin
+  EXPECT_TRUE(limiter.check(ask.request, end - 30 * kDay).allowed);
+  EXPECT_TRUE(limiter.check(ask.request, end - kHour).allowed);
+  Decision denied = limiter.check(ask.request, end - 1);
+  EXPECT_FALSE(denied.allowed);
+  EXPECT_EQ(denied.statuses[0].retry_after, 1);
+  EXPECT_EQ(denied.statuses[0].reset, 1);
+  Decision fresh = limiter.check(ask.request, end);
+  EXPECT_TRUE(fresh.allowed);
+  EXPECT_EQ(fresh.statuses[0].reset, 30 * kDay);
+}
+
 }  // namespace
 }  // namespace weir

@@ -9,6 +9,7 @@
 
 #include <weir/crdt/epoch.h>
 #include <weir/limits/address.h>
+#include <weir/limits/log_window.h>
 #include <weir/limits/rule_index.h>
 #include <weir/limits/rule_origin.h>
 #include <weir/limits/rules_yaml.h>
@@ -67,10 +68,28 @@ class ProgramOrigin final : public RuleOrigin {
   std::string place(std::size_t rule) const override { return fmt::format("rules[{}]", rule); }
 };
 
+/// One table for all rules of a set that have the same calendar.
+class Calendars {
+ public:
+  struct Entry {
+    std::shared_ptr<const CalendarTable> table;
+    std::string problem;  ///< why there is none
+  };
+  const Entry& of(const CalendarWindow& window) {
+    const auto [at, fresh] = entries_.try_emplace({window.unit, window.time_zone});
+    Entry& entry = at->second;
+    if (fresh) entry.table = CalendarTable::load(window.unit, window.time_zone, entry.problem);
+    return entry;
+  }
+
+ private:
+  std::map<std::pair<CalendarUnit, std::string>, Entry> entries_;
+};
+
 class Checker {
  public:
-  Checker(const RuleOrigin& origin, std::vector<RuleError>& errors)
-      : origin_(origin), errors_(errors) {}
+  Checker(const RuleOrigin& origin, Calendars& calendars, std::vector<RuleError>& errors)
+      : origin_(origin), calendars_(calendars), errors_(errors) {}
 
   void check(const std::vector<Rule>& rules) {
     for (std::size_t i = 0; i < rules.size() && errors_.size() < internal::kMaxErrors; ++i) {
@@ -79,6 +98,8 @@ class Checker {
       check_match(rules[i]);
       check_key(rules[i]);
       check_window(rules[i]);
+      check_calendar(rules[i]);
+      check_log(rules[i]);
       check_bucket(rules[i]);
       check_cost(rules[i]);
     }
@@ -99,11 +120,11 @@ class Checker {
 
   /// A field that this rule's algorithm does not have.
   void refuse(std::string_view field, bool has_default, const Rule& rule,
-              std::string_view where_it_is) {
+              std::string_view who_has_it) {
     const State state = origin_.state(index_, field);
     if (state == State::unreadable || (state == State::unset && has_default)) return;
-    fail(field, fmt::format("no {} with algorithm {}: only {} has it", field,
-                            to_string(rule.algorithm), where_it_is));
+    fail(field, fmt::format("no {} with algorithm {}: only {} it", field, to_string(rule.algorithm),
+                            who_has_it));
   }
 
   void check_names(const std::vector<Rule>& rules) {
@@ -180,32 +201,63 @@ class Checker {
   }
 
   void check_window(const Rule& rule) {
-    const bool window_ok = rule.window >= kMinWindow && rule.window <= kMaxWindow;
+    const bool window_ok =
+        rule.calendar || (rule.window >= kMinWindow && rule.window <= kMaxWindow);
     if (readable("window") && !window_ok) {
       fail("window", fmt::format("{} to {}, got {}", format_duration(kMinWindow),
                                  format_duration(kMaxWindow), format_duration(rule.window)));
     }
     if (!readable("algorithm")) return;
     if (rule.algorithm != Algorithm::sliding_window) {
-      refuse("slots", rule.slots == 1, rule, "sliding_window");
-      refuse("strict", !rule.strict, rule, "sliding_window");
+      refuse("slots", rule.slots == 1, rule, "sliding_window has");
+      refuse("strict", !rule.strict, rule, "sliding_window has");
       return;
     }
     if (!readable("slots")) return;
     if (rule.slots < 1 || rule.slots > kMaxSlots) {
       fail("slots", fmt::format("1 to {}, got {}", kMaxSlots, rule.slots));
-    } else if (readable("window") && window_ok && rule.window % rule.slots != 0) {
+    } else if (readable("window") && !rule.calendar && window_ok && rule.window % rule.slots != 0) {
       fail("slots", fmt::format("a number that divides the window of {} into whole nanoseconds, "
                                 "got {}",
                                 format_duration(rule.window), rule.slots));
     }
   }
 
+  void check_calendar(const Rule& rule) {
+    if (!rule.calendar || !readable("window")) return;
+    const Calendars::Entry& calendar = calendars_.of(*rule.calendar);
+    if (calendar.table == nullptr) fail("window.time_zone", calendar.problem);
+    if (readable("algorithm") && rule.algorithm != Algorithm::fixed_window) {
+      fail("window", fmt::format("a length of time with algorithm {}: only fixed_window follows a "
+                                 "calendar",
+                                 to_string(rule.algorithm)));
+    }
+    if (readable("phase") && rule.phase == Phase::spread) {
+      fail("phase", "aligned, got spread: a calendar's windows begin when the calendar says");
+    }
+  }
+
+  void check_log(const Rule& rule) {
+    if (!readable("algorithm") || rule.algorithm != Algorithm::sliding_log) return;
+    if (!readable("limit")) return;
+    if (rule.limit > kMaxLogLimit) {
+      fail("limit", fmt::format("at most {} with algorithm sliding_log, which remembers every "
+                                "admission, got {}; sliding_window takes more",
+                                kMaxLogLimit, rule.limit));
+    } else if (readable("window") && !rule.calendar && rule.window >= kMinWindow &&
+               rule.limit * static_cast<std::uint64_t>(kSecond) >
+                   kMaxLogRate * static_cast<std::uint64_t>(rule.window)) {
+      fail("limit", fmt::format("at most {} a second with algorithm sliding_log, which remembers "
+                                "every admission, got {} in {}",
+                                kMaxLogRate, rule.limit, format_duration(rule.window)));
+    }
+  }
+
   void check_bucket(const Rule& rule) {
     if (!readable("algorithm")) return;
-    if (rule.algorithm != Algorithm::token_bucket) {
-      refuse("burst", rule.burst == 0, rule, "token_bucket");
-      refuse("max_debt", rule.max_debt == 1, rule, "token_bucket");
+    if (!is_bucket(rule.algorithm)) {
+      refuse("burst", rule.burst == 0, rule, "token_bucket and leaky_bucket have");
+      refuse("max_debt", rule.max_debt == 1, rule, "token_bucket and leaky_bucket have");
       return;
     }
     bool sizes_ok = readable("limit") && readable("burst") && readable("max_debt");
@@ -224,7 +276,7 @@ class Checker {
            fmt::format("burst * (1 + max_debt) below 2^64, got {} * {}", burst, 1 + rule.max_debt));
       return;
     }
-    if (rule.limit == 0 || !readable("window")) return;
+    if (rule.limit == 0 || rule.calendar || !readable("window")) return;
     // A bucket is kept at most this long after its last use, so it must be full again by then.
     Uint128 fill = static_cast<Uint128>(burst) * (1 + rule.max_debt) *
                    static_cast<std::uint64_t>(std::max<Nanos>(rule.window, 0)) / rule.limit;
@@ -248,6 +300,7 @@ class Checker {
   }
 
   const RuleOrigin& origin_;
+  Calendars& calendars_;
   std::vector<RuleError>& errors_;
   std::size_t index_ = 0;
   std::map<std::pair<std::string_view, std::string_view>, std::size_t> names_;
@@ -261,8 +314,12 @@ std::string_view to_string(Algorithm algorithm) {
       return "fixed_window";
     case Algorithm::sliding_window:
       return "sliding_window";
+    case Algorithm::sliding_log:
+      return "sliding_log";
     case Algorithm::token_bucket:
       return "token_bucket";
+    case Algorithm::leaky_bucket:
+      return "leaky_bucket";
   }
   return "unknown";
 }
@@ -354,13 +411,14 @@ std::shared_ptr<const RuleSet> RuleSet::make(std::vector<Rule> rules,
 std::shared_ptr<const RuleSet> RuleSet::make(std::vector<Rule> rules, const RuleOrigin& origin,
                                              std::vector<RuleError>& errors) {
   std::vector<RuleError> found;
+  Calendars calendars;
   if (rules.size() > internal::kMaxRules) {
     RuleError error;
     error.field = "rules";
     error.expected = fmt::format("at most {} rules, got {}", internal::kMaxRules, rules.size());
     found.push_back(std::move(error));
   } else {
-    Checker(origin, found).check(rules);
+    Checker(origin, calendars, found).check(rules);
   }
   if (!found.empty()) {
     if (found.size() > internal::kMaxErrors) found.resize(internal::kMaxErrors);
@@ -369,7 +427,8 @@ std::shared_ptr<const RuleSet> RuleSet::make(std::vector<Rule> rules, const Rule
     return nullptr;
   }
   for (Rule& rule : rules) {
-    if (rule.algorithm != Algorithm::token_bucket) continue;
+    if (rule.calendar) rule.calendar->table = calendars.of(*rule.calendar).table;
+    if (!is_bucket(rule.algorithm)) continue;
     // A limit of 0 denies everything, so it has nothing to burst with.
     if (rule.burst == 0 || rule.limit == 0) rule.burst = rule.limit;
   }

@@ -11,14 +11,26 @@
 #include <vector>
 
 #include <weir/crdt/time.h>
+#include <weir/limits/calendar.h>
 #include <weir/limits/request.h>
 
 namespace weir {
 
-enum class Algorithm : std::uint8_t { fixed_window, sliding_window, token_bucket };
+enum class Algorithm : std::uint8_t {
+  fixed_window,
+  sliding_window,
+  sliding_log,
+  token_bucket,
+  leaky_bucket
+};
 enum class Durability : std::uint8_t { async, commit };
 enum class OnFailure : std::uint8_t { open, closed };
 enum class Phase : std::uint8_t { aligned, spread };
+
+/// True for those that count in a bucket's cell; the others count in windows' cells.
+constexpr bool is_bucket(Algorithm algorithm) {
+  return algorithm == Algorithm::token_bucket || algorithm == Algorithm::leaky_bucket;
+}
 
 std::string_view to_string(Algorithm algorithm);
 std::string_view to_string(Durability durability);
@@ -67,10 +79,13 @@ struct Rule {
   /// limited by this rule. Empty: one series for the whole rule.
   std::vector<std::string> key;
   std::uint64_t limit = 0;  ///< units per window; 0 denies everything
-  Nanos window = kMinute;   ///< 1 ms to 366 days
+  Nanos window = kMinute;   ///< 1 ms to 366 days; not used with a calendar
+  /// Fixed windows: days, weeks, months or years of a time zone instead of a length of time.
+  std::optional<CalendarWindow> calendar;
   Algorithm algorithm = Algorithm::fixed_window;
-  /// Buckets: capacity in units; the rate is limit per window. 0 stands for the limit: a RuleSet
-  /// holds the capacity itself, which is 0 only where the limit is.
+  /// Buckets: capacity in units, for a leaky one its queue's depth including what leaves next; the
+  /// rate is limit per window. 0 stands for the limit: a RuleSet holds the capacity itself, which
+  /// is 0 only where the limit is.
   std::uint64_t burst = 0;
   /// Sliding windows: the window is kept as this many sub-windows plus the oldest one, which is
   /// weighted by how much of it still lies in the window. 1 is the usual two-cell estimate.

@@ -274,6 +274,69 @@ TEST(Make, FillsInTheBurst) {
   EXPECT_EQ(make(set->rules())->rules(), set->rules());
 }
 
+Rule log_of(std::uint64_t limit, Nanos window) {
+  Rule rule = valid_rule();
+  rule.algorithm = Algorithm::sliding_log;
+  rule.limit = limit;
+  rule.window = window;
+  return rule;
+}
+
+TEST(Make, ALogIsBounded) {
+  EXPECT_THAT(errors_of(log_of(1024, kSecond / 4)), IsEmpty());
+  EXPECT_THAT(errors_of(log_of(0, kMillisecond)), IsEmpty());
+  EXPECT_THAT(errors_of(log_of(1024, 366 * kDay)), IsEmpty());
+  EXPECT_THAT(errors_of(log_of(1025, kDay)),
+              ElementsAre("rules[0].limit: expected at most 1024 with algorithm sliding_log, which "
+                          "remembers every admission, got 1025; sliding_window takes more"));
+  EXPECT_THAT(errors_of(log_of(kMax, kDay)), ElementsAre(HasSubstr("at most 1024")));
+  EXPECT_THAT(errors_of(log_of(5, kMillisecond)),
+              ElementsAre("rules[0].limit: expected at most 4096 a second with algorithm "
+                          "sliding_log, which remembers every admission, got 5 in 1ms"));
+}
+
+TEST(Make, ALeakyBucketsQueueIsTheLimitUnlessItSays) {
+  Rule leaky = bucket();
+  leaky.algorithm = Algorithm::leaky_bucket;
+  EXPECT_EQ(make({leaky})->rules()[0].burst, leaky.limit);
+  leaky.burst = 7;
+  EXPECT_EQ(make({leaky})->rules()[0].burst, 7u);
+  leaky.strict = true;
+  EXPECT_THAT(errors_of(leaky), ElementsAre(HasSubstr("no strict with algorithm leaky_bucket")));
+}
+
+TEST(Make, ACalendarIsReadWhenTheSetIsMade) {
+  Rule monthly = valid_rule();
+  monthly.calendar = CalendarWindow{CalendarUnit::month, "Europe/Berlin"};
+  monthly.window = 0;  // not used
+  Rule again = monthly;
+  again.name = "again";
+  const auto set = make({monthly, again});
+  ASSERT_NE(set, nullptr);
+  EXPECT_NE(set->rules()[0].calendar->table, nullptr);
+  EXPECT_EQ(set->rules()[0].calendar->table, set->rules()[1].calendar->table);
+  EXPECT_EQ(make(set->rules())->rules(), set->rules());
+
+  Rule bad = monthly;
+  bad.calendar->time_zone = "Europe/Atlantis";
+  EXPECT_THAT(errors_of(bad),
+              ElementsAre("rules[0].window.time_zone: expected a time zone of the system's "
+                          "database, such as UTC or Europe/Berlin, got \"Europe/Atlantis\""));
+  bad = monthly;
+  bad.phase = Phase::spread;
+  EXPECT_THAT(errors_of(bad), ElementsAre("rules[0].phase: expected aligned, got spread: a "
+                                          "calendar's windows begin when the calendar says"));
+  for (Algorithm algorithm : {Algorithm::sliding_window, Algorithm::sliding_log,
+                              Algorithm::token_bucket, Algorithm::leaky_bucket}) {
+    bad = monthly;
+    bad.algorithm = algorithm;
+    EXPECT_THAT(
+        errors_of(bad),
+        ElementsAre("rules[0].window: expected a length of time with algorithm " +
+                    std::string(to_string(algorithm)) + ": only fixed_window follows a calendar"));
+  }
+}
+
 TEST(Make, RefusesEachBadValue) {
   const auto error = [](Rule rule, auto&& change) {
     change(rule);
@@ -296,8 +359,8 @@ TEST(Make, RefusesEachBadValue) {
   EXPECT_EQ(error(window, [](Rule& r) { r.window = 366 * kDay + 1; }),
             "rules[0].window: expected 1ms to 366d, got 366d1ns");
   EXPECT_EQ(error(window, [](Rule& r) { r.burst = 5; }),
-            "rules[0].burst: expected no burst with algorithm fixed_window: only token_bucket has "
-            "it");
+            "rules[0].burst: expected no burst with algorithm fixed_window: only token_bucket and "
+            "leaky_bucket have it");
   EXPECT_THAT(error(sliding(), [](Rule& r) { r.max_debt = 2; }), HasSubstr("no max_debt with"));
   EXPECT_THAT(error(window, [](Rule& r) { r.slots = 2; }), HasSubstr("no slots with"));
   EXPECT_THAT(error(bucket(), [](Rule& r) { r.strict = true; }), HasSubstr("no strict with"));

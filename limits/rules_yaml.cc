@@ -162,6 +162,14 @@ constexpr std::array<std::string_view, 16> kRuleFields = {
     "name",  "match",    "key",  "limit", "window",      "algorithm",  "slots",      "strict",
     "burst", "max_debt", "cost", "phase", "enforcement", "durability", "on_failure", "shadow"};
 
+constexpr std::array<std::string_view, 2> kWindowFields = {"calendar", "time_zone"};
+
+constexpr std::array<std::pair<std::string_view, CalendarUnit>, 4> kCalendarUnits = {
+    {{"day", CalendarUnit::day},
+     {"week", CalendarUnit::week},
+     {"month", CalendarUnit::month},
+     {"year", CalendarUnit::year}}};
+
 constexpr std::array<std::string_view, 3> kMatchFields = {"exact", "prefix", "cidr"};
 
 std::uint32_t field_bit(std::string_view field) {
@@ -498,10 +506,35 @@ class Reader final : public RuleOrigin {
     const Node& node = visit(index);
     if (node.kind != Node::Kind::scalar || node.tagged || !parse_duration(node.text, out)) {
       fail(node.at, path,
-           "a length of time such as 500ms, 10s, 1h30m or 1d, at most 366d, got " + kind_of(node));
+           "a length of time such as 500ms, 10s, 1h30m or 1d, at most 366d, got " + kind_of(node) +
+               calendar_hint(node));
       return false;
     }
     return true;
+  }
+
+  static std::string calendar_hint(const Node& node) {
+    for (const auto& [word, unit] : kCalendarUnits) {
+      if (node.text == word) return fmt::format("; or {{ calendar: {} }}", word);
+    }
+    return {};
+  }
+
+  bool read_window(std::uint32_t index, const std::string& path, Rule& rule) {
+    if (nodes_[index].kind != Node::Kind::map) return read_duration(index, path, rule.window);
+    std::array<std::uint32_t, kWindowFields.size()> fields;
+    const std::size_t errors_before = errors_.size();
+    if (!read_fields(index, path, kWindowFields, fields)) return false;
+    CalendarWindow& window = rule.calendar.emplace();
+    if (fields[0] == kNone) {
+      fail(nodes_[index].at, path + ".calendar", "day, week, month or year, got nothing");
+    } else {
+      read_choice(fields[0], path + ".calendar", kCalendarUnits, window.unit);
+    }
+    if (fields[1] != kNone) {
+      read_text(fields[1], path + ".time_zone", "the name of a time zone", window.time_zone);
+    }
+    return errors_.size() == errors_before;
   }
 
   /// One of some words; `choices` pairs each with its value. `later` are words that other parts of
@@ -580,7 +613,7 @@ class Reader final : public RuleOrigin {
         "limit", [&](Index i, Path p) { return read_number(i, p, kAny, rule.limit); },
         "the units that may pass in a window");
     read(
-        "window", [&](Index i, Path p) { return read_duration(i, p, rule.window); },
+        "window", [&](Index i, Path p) { return read_window(i, p, rule); },
         "a length of time such as 1m");
     read("algorithm", [&](Index i, Path p) { return read_algorithm(i, p, rule.algorithm); });
     read("burst", [&](Index i, Path p) { return read_number(i, p, kAny, rule.burst); });
@@ -604,9 +637,10 @@ class Reader final : public RuleOrigin {
     };
     static constexpr std::array kChoices = {entry("fixed_window", Algorithm::fixed_window),
                                             entry("sliding_window", Algorithm::sliding_window),
-                                            entry("token_bucket", Algorithm::token_bucket)};
-    static constexpr std::array<std::string_view, 2> kLater = {"sliding_log", "leaky_bucket"};
-    return read_choice(index, path, kChoices, out, kLater);
+                                            entry("sliding_log", Algorithm::sliding_log),
+                                            entry("token_bucket", Algorithm::token_bucket),
+                                            entry("leaky_bucket", Algorithm::leaky_bucket)};
+    return read_choice(index, path, kChoices, out);
   }
 
   bool read_phase(std::uint32_t index, const std::string& path, Phase& out) {
@@ -905,6 +939,11 @@ bool parse_duration(std::string_view text, Nanos& out) {
   if (total == 0) return false;
   out = total;
   return true;
+}
+
+std::string format_window(const Rule& rule) {
+  if (!rule.calendar) return format_duration(rule.window);
+  return fmt::format("{} ({})", to_string(rule.calendar->unit), rule.calendar->time_zone);
 }
 
 std::string format_duration(Nanos duration) {

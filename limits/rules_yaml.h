@@ -26,6 +26,9 @@ LoadedRules load_rules(const std::string& path);
 /// anything else.
 bool parse_duration(std::string_view text, Nanos& out);
 
+/// How a rule's window reads: "1m30s", or "month (Europe/Berlin)".
+std::string format_window(const Rule& rule);
+
 /// Largest units first, empty ones left out: 90 s is "1m30s". parse_duration reads it back if the
 /// length is in its range.
 std::string format_duration(Nanos duration);

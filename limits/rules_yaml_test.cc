@@ -100,6 +100,60 @@ TEST(RulesYaml, EveryField) {
   EXPECT_TRUE(ring.strict);
 }
 
+TEST(RulesYaml, TheOtherAlgorithms) {
+  const Rule leaky = rule_with({"algorithm: leaky_bucket", "burst: 4", "max_debt: 2"});
+  EXPECT_EQ(leaky.algorithm, Algorithm::leaky_bucket);
+  EXPECT_EQ(leaky.burst, 4u);
+  EXPECT_EQ(leaky.max_debt, 2u);
+  EXPECT_EQ(rule_with({"algorithm: leaky_bucket"}).burst, 10u);
+  EXPECT_EQ(rule_with({"algorithm: sliding_log"}).algorithm, Algorithm::sliding_log);
+}
+
+/// A rule without a window, and one with this one.
+std::string windowed(const std::string& window, const std::string& more = "") {
+  return "domain: api\nrules:\n  - name: a\n    limit: 10\n    window: " + window + "\n" + more;
+}
+
+TEST(RulesYaml, AWindowMayFollowACalendar) {
+  const Rule rule = rules_of(windowed("{ calendar: month, time_zone: Europe/Berlin }")).at(0);
+  EXPECT_EQ(rule.calendar, (CalendarWindow{CalendarUnit::month, "Europe/Berlin"}));
+  EXPECT_EQ(format_window(rule), "month (Europe/Berlin)");
+  for (CalendarUnit unit :
+       {CalendarUnit::day, CalendarUnit::week, CalendarUnit::month, CalendarUnit::year}) {
+    const std::string window = "{ calendar: " + std::string(to_string(unit)) + " }";
+    EXPECT_EQ(rules_of(windowed(window)).at(0).calendar, (CalendarWindow{unit, "UTC"}));
+  }
+  EXPECT_EQ(format_window(rule_with({})), "1m");
+}
+
+TEST(RulesYaml, MistakesInACalendarAreNamedWhereTheyStand) {
+  EXPECT_THAT(errors_of(windowed("month")),
+              ElementsAre("r.yaml:5:13: rules[0].window: expected a length of time such as 500ms, "
+                          "10s, 1h30m or 1d, at most 366d, got \"month\"; or { calendar: month }"));
+  EXPECT_THAT(errors_of(windowed("{ calendar: days }")),
+              ElementsAre("r.yaml:5:25: rules[0].window.calendar: expected day, week, month or "
+                          "year, got \"days\"; did you mean \"day\"?"));
+  EXPECT_THAT(errors_of(windowed("{ time_zone: UTC }")),
+              ElementsAre("r.yaml:5:13: rules[0].window.calendar: expected day, week, month or "
+                          "year, got nothing"));
+  EXPECT_THAT(errors_of(windowed("{ calendar: day, zone: UTC }")),
+              ElementsAre(HasSubstr("rules[0].window.zone: expected a known field (calendar or "
+                                    "time_zone)")));
+  EXPECT_THAT(errors_of(windowed("{ calendar: day, time_zone: [UTC] }")),
+              ElementsAre(EndsWith("rules[0].window.time_zone: expected the name of a time zone, "
+                                   "got a list")));
+  EXPECT_THAT(errors_of(windowed("{ calendar: day, time_zone: Europe/Atlantis }")),
+              ElementsAre("r.yaml:5:41: rules[0].window.time_zone: expected a time zone of the "
+                          "system's database, such as UTC or Europe/Berlin, got "
+                          "\"Europe/Atlantis\""));
+  EXPECT_THAT(errors_of(windowed("{ calendar: day }", "    algorithm: sliding_window\n")),
+              ElementsAre("r.yaml:5:13: rules[0].window: expected a length of time with algorithm "
+                          "sliding_window: only fixed_window follows a calendar"));
+  EXPECT_THAT(errors_of(windowed("{ calendar: day }", "    phase: spread\n")),
+              ElementsAre("r.yaml:6:12: rules[0].phase: expected aligned, got spread: a "
+                          "calendar's windows begin when the calendar says"));
+}
+
 TEST(RulesYaml, KeyMayBeOneEntryOrNone) {
   EXPECT_THAT(rule_with({"key: ip"}).key, ElementsAre("ip"));
   EXPECT_THAT(rule_with({"key: []"}).key, IsEmpty());
@@ -159,12 +213,13 @@ TEST(RulesYaml, BooleansAreTrueAndFalse) {
 
 TEST(RulesYaml, WordsOutsideTheListAreRefusedWithTheList) {
   EXPECT_THAT(errors_with({"algorithm: bucket"}),
-              ElementsAre("r.yaml:6:16: rules[0].algorithm: expected fixed_window, sliding_window "
-                          "or token_bucket, got \"bucket\""));
+              ElementsAre("r.yaml:6:16: rules[0].algorithm: expected fixed_window, "
+                          "sliding_window, sliding_log, token_bucket or leaky_bucket, got "
+                          "\"bucket\""));
   EXPECT_THAT(errors_with({"algorithm: Fixed-Window"}),
               ElementsAre(EndsWith("did you mean \"fixed_window\"?")));
-  EXPECT_THAT(errors_with({"algorithm: leaky_bucket"}),
-              ElementsAre(EndsWith("token_bucket; \"leaky_bucket\" is not supported")));
+  EXPECT_THAT(errors_with({"algorithm: leaky-bucket"}),
+              ElementsAre(EndsWith("did you mean \"leaky_bucket\"?")));
   EXPECT_THAT(errors_with({"algorithm: [token_bucket]"}), ElementsAre(EndsWith("got a list")));
   for (const char* word : {"escrow", "home"}) {
     EXPECT_THAT(errors_with({std::string("enforcement: ") + word}),
@@ -212,7 +267,7 @@ TEST(RulesYaml, DuplicateKeysAreErrors) {
 TEST(RulesYaml, FieldsOfOtherAlgorithmsAreErrorsEvenWithTheirDefault) {
   EXPECT_THAT(errors_with({"burst: 10"}),
               ElementsAre("r.yaml:6:12: rules[0].burst: expected no burst with algorithm "
-                          "fixed_window: only token_bucket has it"));
+                          "fixed_window: only token_bucket and leaky_bucket have it"));
   EXPECT_THAT(errors_with({"max_debt: 1"}), ElementsAre(HasSubstr("no max_debt with")));
   EXPECT_THAT(errors_with({"slots: 1"}), ElementsAre(HasSubstr("no slots with")));
   EXPECT_THAT(errors_with({"algorithm: token_bucket", "strict: false"}),

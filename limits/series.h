@@ -38,7 +38,7 @@ struct Series {
 
   WindowCell* find(const crdt::Epoch& epoch) {
     for (auto cell = windows.rbegin(); cell != windows.rend(); ++cell) {
-      if (cell->epoch == epoch) return &*cell;
+      if (cell->epoch <= epoch) return cell->epoch == epoch ? &*cell : nullptr;
     }
     return nullptr;
   }

@@ -33,12 +33,15 @@ Uint128 scaled(std::uint64_t units, Nanos by) {
 
 crdt::Epoch WindowShape::epoch(std::int64_t index) const {
   Nanos first = start(index);
+  if (calendar != nullptr) return {std::max<Nanos>(first, 0), calendar->start(index + 1)};
   return {std::max<Nanos>(first, 0), first + sub * (static_cast<Nanos>(previous) + 1)};
 }
 
 WindowShape window_shape(const Rule& rule, const crdt::SeriesId& series) {
   WindowShape shape;
-  if (rule.algorithm == Algorithm::fixed_window) {
+  if (rule.calendar) {
+    shape.calendar = rule.calendar->table.get();
+  } else if (rule.algorithm == Algorithm::fixed_window) {
     shape.sub = rule.window;
   } else {
     shape.sub = rule.window / rule.slots;
@@ -56,8 +59,8 @@ std::uint64_t window_used(const WindowShape& shape, Nanos now, const CountAt& co
   std::int64_t index = shape.index(now);
   Sums sums = sums_at(shape, index, count_at);
   Nanos elapsed = now - shape.start(index);
-  Uint128 weighted = scaled(sums.oldest, shape.sub - elapsed);
-  auto sub = static_cast<std::uint64_t>(shape.sub);
+  Uint128 weighted = scaled(sums.oldest, shape.length(index) - elapsed);
+  auto sub = static_cast<std::uint64_t>(shape.length(index));
   return add_saturated(sums.full, static_cast<std::uint64_t>((weighted + sub - 1) / sub));
 }
 
@@ -67,13 +70,13 @@ Verdict evaluate_window(const WindowShape& shape, std::uint64_t limit, Nanos now
   std::int64_t current = shape.index(now);
   Sums sums = sums_at(shape, current, count_at);
   Nanos elapsed = now - shape.start(current);
-  Uint128 used = scaled(sums.full, shape.sub) + scaled(sums.oldest, shape.sub - elapsed);
-  Uint128 room = scaled(limit, shape.sub);
+  Nanos sub = shape.length(current);
+  Uint128 used = scaled(sums.full, sub) + scaled(sums.oldest, sub - elapsed);
+  Uint128 room = scaled(limit, sub);
   if (used <= room) {
-    verdict.remaining =
-        static_cast<std::uint64_t>((room - used) / static_cast<std::uint64_t>(shape.sub));
+    verdict.remaining = static_cast<std::uint64_t>((room - used) / static_cast<std::uint64_t>(sub));
   }
-  verdict.allowed = used <= room && scaled(cost, shape.sub) <= room - used;
+  verdict.allowed = used <= room && scaled(cost, sub) <= room - used;
   for (std::int64_t i = std::max(newest, current); i >= current - shape.previous; --i) {
     if (count_at(i) == 0) continue;
     verdict.reset = shape.epoch(i).expiry - now;
@@ -88,16 +91,17 @@ Verdict evaluate_window(const WindowShape& shape, std::uint64_t limit, Nanos now
   for (std::int64_t index = current; index <= last; ++index) {
     Sums then = sums_at(shape, index, count_at);
     if (then.full > limit - cost) continue;
-    Uint128 budget = scaled(limit - cost - then.full, shape.sub);
+    sub = shape.length(index);
+    Uint128 budget = scaled(limit - cost - then.full, sub);
     Nanos earliest = std::max<Nanos>(now - shape.start(index), 0);
     if (then.oldest > 0) {
       // oldest * (sub - elapsed) <= budget
       Uint128 kept = budget / then.oldest;
-      if (kept < static_cast<Uint128>(shape.sub)) {
-        earliest = std::max(earliest, shape.sub - static_cast<Nanos>(kept));
+      if (kept < static_cast<Uint128>(sub)) {
+        earliest = std::max(earliest, sub - static_cast<Nanos>(kept));
       }
     }
-    if (earliest >= shape.sub) continue;
+    if (earliest >= sub) continue;
     verdict.retry_after = shape.start(index) + earliest - now;
     return verdict;
   }

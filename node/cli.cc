@@ -260,11 +260,13 @@ std::string check_json(const rpc::CheckReply& reply) {
                      {"remaining", status.remaining},
                      {"reset_s", wait_json(status.reset)},
                      {"retry_after_s", wait_json(status.retry_after)},
+                     {"delay_s", wait_json(status.delay)},
                      {"shadow", status.shadow},
                      {"degraded", status.degraded}});
   }
   const rpc::CheckStatus* decider = reply.decider();
   const Json out{{"allowed", reply.allowed},
+                 {"delay_s", wait_json(reply.delay())},
                  {"decided_by", decider == nullptr ? Json() : Json(decider->rule)},
                  {"rules", std::move(rules)}};
   return out.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
@@ -278,6 +280,8 @@ std::string check_text(const rpc::CheckReply& reply) {
       out += decider->retry_after == kNever
                  ? std::string(": this cost can never pass")
                  : ", retry after " + short_duration(decider->retry_after);
+    } else if (reply.delay() > 0) {
+      out += ", forward after " + short_duration(reply.delay());
     }
   } else {
     out += ": no enforced rule matches";

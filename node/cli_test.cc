@@ -194,6 +194,7 @@ class Handler : public rpc::ServiceHandler {
       status.reset = 90 * kSecond;
       status.allowed = reply.allowed;
       if (!reply.allowed) status.retry_after = request.hits == 6 ? 1500 * kMillisecond : kNever;
+      if (request.domain == "leaky") status.delay = 250 * kMillisecond;
       reply.statuses.push_back(status);
       reply.deciding = 0;
     }
@@ -256,6 +257,9 @@ TEST_F(Cli, CheckPrintsTheDecision) {
   const Result never = weir(check + " key=k --hits 7");
   EXPECT_EQ(never.exit, 1);
   EXPECT_THAT(never.out, HasSubstr("denied by rule-of-k: this cost can never pass\n"));
+  const Result late = weir("check --domain leaky key=k --address " + server.address() + kPatient);
+  EXPECT_EQ(late.exit, 0);
+  EXPECT_THAT(late.out, HasSubstr("allowed by rule-of-k, forward after 250ms\n"));
   const Result none = weir("check --domain quiet key=k --address " + server.address() + kPatient);
   EXPECT_EQ(none.exit, 0);
   EXPECT_EQ(none.out, "allowed: no enforced rule matches\n");

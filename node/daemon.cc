@@ -339,6 +339,7 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
       out.remaining = status.remaining;
       out.reset = status.reset;
       out.retry_after = status.retry_after;
+      out.delay = status.delay;
       out.allowed = status.allowed;
       out.shadow = status.shadow;
       out.degraded = status.degraded;
@@ -425,8 +426,9 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
       out.remaining = status.remaining;
       out.reset = status.reset;
       out.retry_after = status.retry_after;
+      out.delay = status.delay;
       out.quota = rule.limit;
-      out.window = rule.window;
+      out.window = rule.calendar ? 0 : rule.window;
       answer.statuses.push_back(std::move(out));
     }
     return answer;
@@ -530,7 +532,7 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
                               {"name", rule.name},
                               {"algorithm", to_string(rule.algorithm)},
                               {"limit", rule.limit},
-                              {"window", format_duration(rule.window)},
+                              {"window", format_window(rule)},
                               {"shadow", rule.shadow},
                               {"allowed", counters.allowed},
                               {"denied", counters.denied},

@@ -33,6 +33,14 @@ const HttpStatus* HttpAnswer::decider() const {
   return &statuses[static_cast<std::size_t>(deciding)];
 }
 
+Nanos HttpAnswer::delay() const {
+  Nanos longest = 0;
+  for (const HttpStatus& status : statuses) {
+    if (allowed && !status.shadow) longest = std::max(longest, status.delay);
+  }
+  return longest;
+}
+
 std::uint64_t seconds_rounded_up(Nanos length) {
   return rounded_up(length, kSecond);
 }
@@ -94,6 +102,10 @@ std::vector<HttpHeader> rate_limit_headers(const HttpAnswer& answer, ResetFormat
         fmt::format("{}", seconds_rounded_up(reset == ResetFormat::epoch ? instant : length)));
     if (!answer.allowed)
       out.emplace_back("Retry-After", fmt::format("{}", seconds_rounded_up(wait)));
+  }
+  if (answer.delay() > 0) {
+    out.emplace_back("X-RateLimit-Delay-Ms",
+                     fmt::format("{}", milliseconds_rounded_up(answer.delay())));
   }
   return out;
 }

@@ -25,7 +25,8 @@ struct HttpStatus {
   Nanos reset = 0;              ///< length of time until the rule is as if unused
   Nanos retry_after = 0;        ///< length of time until this cost passes; kNever; 0 if allowed
   std::uint64_t quota = 0;      ///< units per `window`: the rule as configured
-  Nanos window = 0;             ///< 0: unknown, not told
+  Nanos window = 0;             ///< 0: unknown or of no fixed length, not told
+  Nanos delay = 0;              ///< length of time after which to forward the request; 0 if denied
 };
 
 /// The answer to one check.
@@ -37,6 +38,8 @@ struct HttpAnswer {
   std::vector<HttpStatus> statuses;
 
   const HttpStatus* decider() const;
+  /// Allowed: the longest delay that an enforcing rule asks for.
+  Nanos delay() const;
 };
 
 using HttpHeader = std::pair<std::string, std::string>;
@@ -45,6 +48,7 @@ using HttpHeader = std::pair<std::string, std::string>;
 ///  RateLimit-Policy  every enforcing rule: "name";q=quota;w=seconds, the deciding one first
 ///  RateLimit         the deciding rule: "name";r=remaining;t=seconds
 ///  X-RateLimit-*     the deciding rule
+///  X-RateLimit-Delay-Ms  when the request passed but has to wait, in milliseconds rounded up
 ///  Retry-After       on a denial that can pass later, in whole seconds rounded up
 /// None if no enforcing rule matched or if there is an error. A length of time that is `never` is
 /// not told at all. Policies beyond kMaxPolicyBytes are left out, whole.

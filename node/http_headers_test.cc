@@ -64,6 +64,16 @@ TEST(HttpHeaders, ADenialDescribesTheRuleThatDenied) {
                      {"Retry-After", "12"}}));
 }
 
+TEST(HttpHeaders, ADelayIsTold) {
+  HttpAnswer answer;
+  answer.statuses = {status("smooth", true), status("daily", true)};
+  answer.statuses[0].delay = 2 * kMillisecond + 1;
+  answer.deciding = 1;
+  EXPECT_EQ(headers(answer).at("X-RateLimit-Delay-Ms"), "3");
+  answer.statuses[0].shadow = true;
+  EXPECT_FALSE(headers(answer).contains("X-RateLimit-Delay-Ms"));
+}
+
 TEST(HttpHeaders, NeverTellsNoTime) {
   HttpAnswer answer;
   answer.allowed = false;

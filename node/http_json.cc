@@ -222,6 +222,7 @@ Ordered to_json(const HttpStatus& status) {
   out["remaining"] = status.remaining;
   out["reset_ms"] = milliseconds(status.reset);
   out["retry_after_ms"] = milliseconds(status.retry_after);
+  out["delay_ms"] = milliseconds(status.delay);
   out["shadow"] = status.shadow;
   out["degraded"] = status.degraded;
   return out;
@@ -282,6 +283,7 @@ std::string answer_json(const HttpAnswer& answer) {
   out["retry_after_ms"] =
       answer.allowed ? Ordered(0)
                      : (decider == nullptr ? Ordered(nullptr) : milliseconds(decider->retry_after));
+  out["delay_ms"] = milliseconds(answer.delay());
   Ordered statuses = Ordered::array();
   for (const HttpStatus& status : answer.statuses) statuses.push_back(to_json(status));
   out["statuses"] = std::move(statuses);

@@ -181,9 +181,22 @@ TEST(AnswerJson, DenialIsAProblemThatDescribesTheDecidingRule) {
   EXPECT_EQ(got["retry_after_ms"], 60'001);
   ASSERT_EQ(got["statuses"].size(), 3u);
   EXPECT_EQ(got["statuses"][0], json::parse(R"({"rule":"burst","allowed":true,"limit":10,
-      "remaining":4,"reset_ms":1000,"retry_after_ms":0,"shadow":false,"degraded":false})"));
+      "remaining":4,"reset_ms":1000,"retry_after_ms":0,"delay_ms":0,"shadow":false,"degraded":false})"));
   EXPECT_EQ(got["statuses"][2], json::parse(R"({"rule":"trial","allowed":false,"limit":5,
-      "remaining":0,"reset_ms":3600000,"retry_after_ms":null,"shadow":true,"degraded":false})"));
+      "remaining":0,"reset_ms":3600000,"retry_after_ms":null,"delay_ms":0,"shadow":true,"degraded":false})"));
+}
+
+TEST(AnswerJson, TheLongestDelayIsThatOfTheAnswer) {
+  HttpAnswer answer = denial();
+  answer.allowed = answer.statuses[1].allowed = true;
+  answer.statuses[0].delay = 250 * kMillisecond + 1;
+  answer.statuses[1].delay = kMillisecond;
+  answer.statuses[2].delay = kHour;  // a shadow rule
+  json got = json::parse(answer_json(answer));
+  EXPECT_EQ(got["delay_ms"], 251);
+  EXPECT_EQ(got["statuses"][1]["delay_ms"], 1);
+  answer.allowed = false;
+  EXPECT_EQ(json::parse(answer_json(answer))["delay_ms"], 0);
 }
 
 TEST(AnswerJson, NeverIsNull) {
@@ -216,7 +229,7 @@ TEST(AnswerJson, SuccessIsNoProblem) {
 TEST(AnswerJson, NoRuleIsNull) {
   const json got = json::parse(answer_json({}));
   EXPECT_EQ(got, json::parse(R"({"allowed":true,"rule":null,"limit":null,"remaining":null,
-      "reset_ms":null,"retry_after_ms":0,"statuses":[]})"));
+      "reset_ms":null,"retry_after_ms":0,"delay_ms":0,"statuses":[]})"));
 }
 
 TEST(AnswerJson, ReplacesWhatIsNotUtf8) {

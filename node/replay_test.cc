@@ -213,7 +213,8 @@ TEST(Replay, OrderOfLinesDoesNotMatterAcrossInstants) {
 class EveryAlgorithm : public testing::TestWithParam<std::string> {};
 
 std::string rule_with(const std::string& algorithm) {
-  return "  - { name: r, key: ip, limit: 8, window: 1m, " + algorithm + " }\n";
+  const std::string window = algorithm.find("calendar") == algorithm.npos ? "window: 1m, " : "";
+  return "  - { name: r, key: ip, limit: 8, " + window + algorithm + " }\n";
 }
 
 // One region, and no limiter but the plain one to compare with.
@@ -280,7 +281,9 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values("algorithm: fixed_window", "algorithm: fixed_window, phase: spread",
                     "algorithm: sliding_window", "algorithm: sliding_window, slots: 6",
                     "algorithm: sliding_window, slots: 6, strict: true", "algorithm: token_bucket",
-                    "algorithm: token_bucket, burst: 3",
+                    "algorithm: token_bucket, burst: 3", "algorithm: leaky_bucket",
+                    "algorithm: leaky_bucket, burst: 3", "algorithm: sliding_log",
+                    "window: { calendar: day, time_zone: Europe/Berlin }",
                     "algorithm: fixed_window, cost: { POST: 3 }"),
     [](const auto& given) {
       std::string name = given.param;

@@ -25,8 +25,8 @@ Rule bucket_rule(const BucketShape& shape) {
 }
 
 LAW(17, "with one writer a bucket equals an exact token bucket", "one a month",
-    "ten million a second", "a denial", "a cost that takes the last of it", "a cost of nothing",
-    "a cost above the burst", "a full bucket again", "forgotten and made anew",
+    "ten million a second", "a denial", "a cost above one", "a cost that takes the last of it",
+    "a cost of nothing", "a cost above the burst", "a full bucket again", "forgotten and made anew",
     "one nanosecond too early") {
   BucketShape shape = *bucket_shapes().as("shape");
   Limiter limiter(rule_set({bucket_rule(shape)}), {});
@@ -47,6 +47,7 @@ LAW(17, "with one writer a bucket equals an exact token bucket", "one a month",
     RC_ASSERT(decision.allowed == allowed);
     RC_ASSERT(decision.statuses.at(0).remaining == exact.tokens(now));
     reached("a denial", !allowed);
+    reached("a cost above one", allowed && cost > 1);
     reached("one nanosecond too early", denied_before && allowed && pause == 1);
     reached("a cost that takes the last of it", allowed && cost > 0 && exact.tokens(now) == 0);
     reached("a cost of nothing", cost == 0);

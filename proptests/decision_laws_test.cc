@@ -2,6 +2,8 @@
 
 #include <thread>
 
+#include <weir/limits/log_window.h>
+
 #include "law.h"
 #include "schedules.h"
 
@@ -29,8 +31,8 @@ LimiterOptions replicated() {
 }
 
 LAW(41, "more merged counts never turn a deny into an allow", "a window", "a bucket", "a ring",
-    "an allow that became a deny", "news of the window before", "a later touch",
-    "counts that saturate", "older news again") {
+    "a log", "a leaky bucket", "a calendar", "an allow that became a deny",
+    "news of the window before", "a later touch", "counts that saturate", "older news again") {
   Rule rule = *rules_named("r").as("rule");
   rule.shadow = false;
   rule.default_cost = 1;
@@ -39,7 +41,8 @@ LAW(41, "more merged counts never turn a deny into an allow", "a window", "a buc
   rule = rules->rules()[0];
   Limiter limiter(rules, replicated());
   crdt::SeriesId series = limiter.series_of(0, Ask("k").request);
-  bool bucket = rule.algorithm == Algorithm::token_bucket;
+  bool bucket = is_bucket(rule.algorithm);
+  bool log = rule.algorithm == Algorithm::sliding_log;
   Nanos now = kStart;
   for (int i = *between(0, 6).as("own requests"); i > 0; --i) {
     now += *between<Nanos>(0, rule.window / 4);
@@ -57,6 +60,8 @@ LAW(41, "more merged counts never turn a deny into an allow", "a window", "a buc
       cell.bucket.touched = now;
       cell.bucket.expiry = now + kMinute;
     }
+  } else if (log) {
+    cell.id.epoch = log_epoch(rule.window, now - *between<Nanos>(0, rule.window - 1));
   } else {
     WindowShape shape = window_shape(rule, series);
     std::int64_t index = shape.index(now) - *between<std::int64_t>(0, shape.previous);
@@ -107,6 +112,9 @@ LAW(41, "more merged counts never turn a deny into an allow", "a window", "a buc
   reached("a window", rule.algorithm == Algorithm::fixed_window);
   reached("a bucket", bucket);
   reached("a ring", rule.algorithm == Algorithm::sliding_window && rule.slots > 1);
+  reached("a log", log);
+  reached("a leaky bucket", rule.algorithm == Algorithm::leaky_bucket);
+  reached("a calendar", rule.calendar.has_value());
 }
 
 LAW(42, "a deny consumes nothing, and a check of several rules is all or nothing",
@@ -161,9 +169,10 @@ LAW(42, "a deny consumes nothing, and a check of several rules is all or nothing
 LAW(42, "all or nothing also under concurrency", "a full wide rule", "a full narrow rule",
     "buckets", "windows") {
   // Two threads ask for keys of their own and a common one, all at one instant.
-  auto algorithm = *one_of<Algorithm>({Algorithm::fixed_window, Algorithm::sliding_window,
-                                       Algorithm::token_bucket})
-                        .as("algorithm");
+  auto algorithm =
+      *one_of<Algorithm>({Algorithm::fixed_window, Algorithm::sliding_window,
+                          Algorithm::token_bucket, Algorithm::leaky_bucket, Algorithm::sliding_log})
+           .as("algorithm");
   auto made = [&](std::string name, std::uint64_t limit, std::vector<std::string> key) {
     Rule rule;
     rule.domain = "api";
@@ -201,8 +210,8 @@ LAW(42, "all or nothing also under concurrency", "a full wide rule", "a full nar
   RC_ASSERT(limiter.used(0, Ask("a").request, kStart) == all);
   RC_ASSERT(all <= wide);
   reached("a full wide rule", all == wide);
-  reached("buckets", algorithm == Algorithm::token_bucket);
-  reached("windows", algorithm != Algorithm::token_bucket);
+  reached("buckets", is_bucket(algorithm));
+  reached("windows", !is_bucket(algorithm));
 }
 
 LAW(44, "merged over-admission stays within what the others admitted since their last exchange",

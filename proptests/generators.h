@@ -13,6 +13,7 @@
 #include <weir/crdt/cell.h>
 #include <weir/crdt/replica.h>
 #include <weir/limits/bucket.h>
+#include <weir/limits/log_window.h>
 #include <weir/limits/rule.h>
 #include <weir/limits/window.h>
 
@@ -205,7 +206,7 @@ inline rc::Gen<BucketShape> bucket_shapes() {
         {1, 30 * kDay},  {10'000'000, kSecond}, {3, kSecond},
         {100, kMinute},  {7, kMillisecond},     {1, kSecond},
         {1000, kSecond}, {999'983, kHour},      {kMax / 4, kMillisecond}};
-    const Rate& rate = rates[*between<std::size_t>(0, rates.size() - 1)];
+    const Rate& rate = rates[static_cast<std::size_t>(*choice(static_cast<int>(rates.size())))];
     shape.rate = rate.limit;
     shape.unit = rate.window;
     shape.burst = *one_of<std::uint64_t>({5, 1, 2, 13, rate.limit});
@@ -269,15 +270,19 @@ inline rc::Gen<Rule> rules_named(std::string name) {
     rule.domain = "api";
     rule.name = name;
     rule.key = {"key"};
-    rule.algorithm = *one_of<Algorithm>(
-        {Algorithm::fixed_window, Algorithm::sliding_window, Algorithm::token_bucket});
+    rule.algorithm = *one_of<Algorithm>({Algorithm::fixed_window, Algorithm::sliding_window,
+                                         Algorithm::token_bucket, Algorithm::leaky_bucket,
+                                         Algorithm::sliding_log});
     rule.window = *one_of<Nanos>({kSecond, kMinute, 6 * kMillisecond, 30 * kDay});
     rule.limit = *one_of<std::uint64_t>({10, 1, 2, 100, 0, 1'000'000, kMax / 8});
     if (rule.algorithm == Algorithm::sliding_window) {
       rule.slots = *one_of<std::uint32_t>({1, 2, 5});
       rule.strict = *chance(40);
     }
-    if (rule.algorithm == Algorithm::token_bucket) {
+    if (rule.algorithm == Algorithm::sliding_log) {
+      rule.limit = std::min<std::uint64_t>(rule.limit, rule.window < kSecond ? 20 : kMaxLogLimit);
+    }
+    if (is_bucket(rule.algorithm)) {
       rule.burst = *one_of<std::uint64_t>({0, 1, 5, 20});
       rule.max_debt = *one_of<std::uint32_t>({1, 0, 3});
       // A bucket must fill within the longest life of a cell.
@@ -286,6 +291,11 @@ inline rc::Gen<Rule> rules_named(std::string name) {
       if (rule.limit < 1000) rule.burst = std::min(rule.burst, longest * rule.limit);
     } else if (*chance(30)) {
       rule.phase = Phase::spread;
+    } else if (rule.algorithm == Algorithm::fixed_window && *chance(30)) {
+      CalendarUnit unit = *one_of<CalendarUnit>(
+          {CalendarUnit::day, CalendarUnit::month, CalendarUnit::week, CalendarUnit::year});
+      rule.calendar = CalendarWindow{unit, "Europe/Berlin"};
+      rule.window = unit == CalendarUnit::year ? 366 * kDay : 31 * kDay;  // about as long
     }
     rule.default_cost =
         *rc::gen::weightedElement<std::uint64_t>({{8, 1}, {2, 3}, {1, 0}, {1, kMax}});
@@ -355,9 +365,11 @@ inline void showValue(const WindowShape& shape, std::ostream& os) {
 inline void showValue(const Rule& rule, std::ostream& os) {
   os << rule.name << ": " << rule.limit << " per " << rule.window << " ns, "
      << to_string(rule.algorithm) << ", burst " << rule.burst << ", slots " << rule.slots
-     << (rule.strict ? ", strict" : "") << (rule.phase == Phase::spread ? ", spread" : "")
-     << ", max_debt " << rule.max_debt << ", cost " << rule.default_cost
-     << (rule.cost_by_method.empty() ? "" : ", POST 5") << (rule.shadow ? ", shadow" : "");
+     << (rule.calendar ? ", calendar of " : "")
+     << (rule.calendar ? to_string(rule.calendar->unit) : "") << (rule.strict ? ", strict" : "")
+     << (rule.phase == Phase::spread ? ", spread" : "") << ", max_debt " << rule.max_debt
+     << ", cost " << rule.default_cost << (rule.cost_by_method.empty() ? "" : ", POST 5")
+     << (rule.shadow ? ", shadow" : "");
 }
 
 }  // namespace weir

@@ -28,7 +28,8 @@ struct Check : LimiterCommand {
   Nanos pause = *rc::gen::weightedOneOf<Nanos>({{4, between<Nanos>(0, 300 * kMillisecond)},
                                                 {2, between<Nanos>(0, 3 * kSecond)},
                                                 {1, between<Nanos>(-kSecond, 0)},
-                                                {1, between<Nanos>(0, 40 * kSecond)}});
+                                                {1, between<Nanos>(0, 40 * kSecond)},
+                                                {1, one_of<Nanos>({6 * kHour, kDay, 40 * kDay})}});
   bool to_edge = *chance(25);
 
   Nanos when(const PlainLimiter& model) const {
@@ -78,19 +79,20 @@ struct Sweep : LimiterCommand {
 
 LAW(42, "a limiter decides as one that remembers every admission", "denied", "allowed",
     "a clock that went back", "a shadow rule that would deny", "series swept",
-    "all three algorithms") {
+    "all five algorithms", "a calendar") {
   std::vector<Rule> rules;
   std::set<Algorithm> algorithms;
-  for (std::size_t i = *between<std::size_t>(1, 4).as("rules"); i > 0; --i) {
+  for (std::size_t i = *between<std::size_t>(1, 6).as("rules"); i > 0; --i) {
     Rule rule = *rules_named("r" + std::to_string(i)).as("rule");
     if (*chance(50)) rule.window = kSecond * 10;
-    if (rule.algorithm == Algorithm::token_bucket && rule.limit > 0 && rule.limit < 1000)
+    reached("a calendar", rule.calendar.has_value());
+    if (is_bucket(rule.algorithm) && rule.limit > 0 && rule.limit < 1000)
       rule.window = std::min(rule.window, kMinute);
     rule.key = {"key", "tenant"};
     algorithms.insert(rule.algorithm);
     rules.push_back(std::move(rule));
   }
-  reached("all three algorithms", algorithms.size() == 3);
+  reached("all five algorithms", algorithms.size() == 5);
   Limiter limiter(rule_set(rules), {});
   std::vector<std::map<std::string, Nanos>> phases(rules.size());
   for (std::uint32_t i = 0; i < rules.size(); ++i) {
@@ -271,7 +273,7 @@ LAW(5, "a replica holds what the sequential model holds", "some durable, some no
 /// Moves a series into its general form, without a change to what it counts: an ancient cell in
 /// which nobody has counted anything.
 void make_general(Limiter& limiter, std::uint32_t rule, const Request& request) {
-  bool bucket = limiter.rules().rules()[rule].algorithm == Algorithm::token_bucket;
+  bool bucket = is_bucket(limiter.rules().rules()[rule].algorithm);
   Cell nothing;
   nothing.id = {limiter.series_of(rule, request),
                 bucket ? crdt::kBucketEpoch : crdt::Epoch{kHour, 2 * kHour}};
@@ -282,14 +284,17 @@ LAW(42, "how a series is kept in memory does not show", "a count beyond 32 bits"
     "a debt beyond 64 bits", "a window that moved on undrained", "a thread that is behind",
     "replicated", "a bucket", "a sliding window", "a fixed window", "denied", "others' counts") {
   Rule rule = *rules_named("r").as("rule");
-  bool huge = *chance(40).as("huge counts");
+  bool log = rule.algorithm == Algorithm::sliding_log;
+  bool huge = !log && *chance(40).as("huge counts");
   if (huge) rule.limit = *one_of<std::uint64_t>({1ull << 33, 1ull << 40, kMax / 4}).as("limit");
-  rule.window = *one_of<Nanos>({2 * kSecond, 10 * kSecond, kHour, 30 * kDay}).as("window");
+  if (!rule.calendar) {
+    rule.window = *one_of<Nanos>({2 * kSecond, 10 * kSecond, kHour, 30 * kDay}).as("window");
+  }
   bool sliding = rule.algorithm == Algorithm::sliding_window;
   rule.slots = sliding ? *one_of<std::uint32_t>({1, 1, 2}) : 1;
   rule.burst = 0;
   rule.key = {"key"};
-  bool bucket = rule.algorithm == Algorithm::token_bucket;
+  bool bucket = is_bucket(rule.algorithm);
   LimiterOptions options;
   options.replicated = *chance(50).as("replicated");
   options.incarnation = {7, 7};
@@ -316,7 +321,7 @@ LAW(42, "how a series is kept in memory does not show", "a count beyond 32 bits"
     // Time does not go back for a thread, but another one may be a little behind.
     now = std::max(now + pause, latest);
     latest = now;
-    bool behind = step > 1 && *chance(20);
+    bool behind = step > 1 && !log && *chance(20);
     if (behind) {
       WindowShape edge = window_shape(rules->rules()[0], id);
       Nanos start = edge.start(edge.index(now) + 1);
@@ -330,7 +335,7 @@ LAW(42, "how a series is kept in memory does not show", "a count beyond 32 bits"
         "api", entries,
         huge ? *one_of<std::uint64_t>({1, 1ull << 31, 3'000'000'000, 1ull << 32, 1ull << 39})
              : *between<std::uint64_t>(0, 3)};
-    if (*chance(20) && !bucket) {
+    if (*chance(20) && !bucket && !log) {
       WindowShape shape = window_shape(rules->rules()[0], id);
       Cell cell;
       cell.id = {id, shape.epoch(shape.index(now) - *choice(2))};

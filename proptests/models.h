@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <ctime>
 #include <map>
 #include <string>
 #include <utility>
@@ -72,6 +73,30 @@ inline Uint128 true_debt(std::vector<Consumption> log, Nanos now, std::uint64_t 
   return debt;
 }
 
+/// The number of the day, week, month or year that it is in Berlin, from 1996 on: summer time is
+/// from the last Sunday of March, 1:00 UTC, to that of October.
+inline std::int64_t berlin_window(CalendarUnit unit, Nanos now) {
+  auto last_sunday = [](int year, int month) {
+    std::tm last{};
+    last.tm_year = year;
+    last.tm_mon = month;
+    last.tm_mday = 31;
+    std::time_t at = timegm(&last);
+    gmtime_r(&at, &last);
+    return at - last.tm_wday * 86'400 + 3600;
+  };
+  std::time_t at = now / kSecond;
+  std::tm utc{};
+  gmtime_r(&at, &utc);
+  bool summer = at >= last_sunday(utc.tm_year, 2) && at < last_sunday(utc.tm_year, 9);
+  at += summer ? 7200 : 3600;
+  gmtime_r(&at, &utc);
+  if (unit == CalendarUnit::day) return at / 86'400;
+  if (unit == CalendarUnit::week) return (at / 86'400 + 3) / 7;
+  if (unit == CalendarUnit::month) return utc.tm_year * 12 + utc.tm_mon;
+  return utc.tm_year;
+}
+
 /// A limiter for one thread that remembers every admission and decides by going through them.
 class PlainLimiter {
  public:
@@ -117,12 +142,23 @@ class PlainLimiter {
   Uint128 room(std::size_t i, const std::string& key, Uint128& scale) {
     const Rule& rule = rules_[i];
     const std::vector<Consumption>& log = logs_[i][key];
-    if (rule.algorithm == Algorithm::token_bucket) {
+    if (rule.algorithm == Algorithm::token_bucket || rule.algorithm == Algorithm::leaky_bucket) {
       scale = static_cast<std::uint64_t>(rule.window);
       std::uint64_t burst = rule.burst == 0 || rule.limit == 0 ? rule.limit : rule.burst;
       ExactBucket bucket(rule.limit, rule.window, burst);
       for (const Consumption& one : log) bucket.take(one.at, one.units);
       return bucket.held(now_);
+    }
+    if (rule.algorithm == Algorithm::sliding_log || rule.calendar) {
+      std::uint64_t used = 0;
+      for (const Consumption& one : log) {
+        bool counts = rule.calendar ? berlin_window(rule.calendar->unit, one.at) ==
+                                          berlin_window(rule.calendar->unit, now_)
+                                    : now_ - one.at < rule.window;
+        if (counts) used += one.units;
+      }
+      scale = 1;
+      return rule.limit - used;
     }
     bool sliding = rule.algorithm == Algorithm::sliding_window;
     Nanos sub = sliding ? rule.window / rule.slots : rule.window;

@@ -419,7 +419,8 @@ class Node {
 };
 
 const std::vector<Algorithm> kAlgorithms{Algorithm::fixed_window, Algorithm::sliding_window,
-                                         Algorithm::token_bucket};
+                                         Algorithm::token_bucket, Algorithm::leaky_bucket,
+                                         Algorithm::sliding_log};
 
 LAW(28, "what an engine acknowledged as durable is counted after any restart", "after a crash",
     "after a clean stop", "a crash with answers on their way", "a bucket",

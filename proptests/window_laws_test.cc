@@ -301,7 +301,7 @@ LAW(15, "an increment at a boundary lands in exactly one epoch", "at a boundary"
 }
 
 LAW(16, "equal state and equal time give equal decisions everywhere", "a denial", "a bucket",
-    "a ring", "an own share and a learned share") {
+    "a ring", "a log", "a leaky bucket", "a calendar", "an own share and a learned share") {
   // The same counts, once consumed here and once learned; and in any split.
   Rule rule = *rules_named("r").as("rule");
   rule.shadow = false;
@@ -353,6 +353,7 @@ LAW(16, "equal state and equal time give equal decisions everywhere", "a denial"
     for (std::size_t i = 0; i < 2; ++i) decisions[i] = limiters[i]->check(Ask("k", 0).request, now);
     RC_ASSERT(decisions[0].statuses.at(0).remaining == decisions[1].statuses.at(0).remaining);
     RC_ASSERT(decisions[0].statuses.at(0).reset == decisions[1].statuses.at(0).reset);
+    RC_ASSERT(decisions[0].statuses.at(0).delay == decisions[1].statuses.at(0).delay);
     RC_ASSERT(limiters[0]->used(0, Ask("k").request, then) ==
               limiters[1]->used(0, Ask("k").request, then));
     std::uint64_t big = add_saturated(decisions[0].statuses[0].remaining, 1);
@@ -366,6 +367,9 @@ LAW(16, "equal state and equal time give equal decisions everywhere", "a denial"
   }
   reached("a bucket", rule.algorithm == Algorithm::token_bucket);
   reached("a ring", rule.algorithm == Algorithm::sliding_window && rule.slots > 1);
+  reached("a log", rule.algorithm == Algorithm::sliding_log && consumers == 3);
+  reached("a leaky bucket", rule.algorithm == Algorithm::leaky_bucket);
+  reached("a calendar", rule.calendar.has_value());
   reached("an own share and a learned share", consumers == 3);
 }
 

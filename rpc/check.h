@@ -20,6 +20,7 @@ struct CheckStatus {
   bool allowed = true;
   bool shadow = false;
   bool degraded = false;
+  Nanos delay = 0;  ///< allowed by a leaky bucket: after which to forward the request
   friend bool operator==(const CheckStatus&, const CheckStatus&) = default;
 };
 
@@ -31,6 +32,15 @@ struct CheckReply {
   bool allowed = false;
   int deciding = -1;  ///< index into statuses; -1: no enforcing rule matched
   std::vector<CheckStatus> statuses;
+
+  /// Allowed: time after which to forward the request, the longest that an enforcing rule asks for.
+  Nanos delay() const {
+    Nanos longest = 0;
+    for (const CheckStatus& status : statuses) {
+      if (allowed && !status.shadow && status.delay > longest) longest = status.delay;
+    }
+    return longest;
+  }
 
   const CheckStatus* decider() const {
     return deciding < 0 ? nullptr : &statuses[static_cast<std::size_t>(deciding)];

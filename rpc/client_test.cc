@@ -29,6 +29,7 @@ class Handler : public ServiceHandler {
       status.limit = requests[i].hits;
       status.allowed = replies[i].allowed = requests[i].hits < 100;
       status.retry_after = status.allowed ? 0 : kNever;
+      status.delay = status.allowed ? 7 : 0;
       replies[i].deciding = 0;
       replies[i].statuses = {status};
     }
@@ -123,6 +124,7 @@ TEST(Client, ChecksOneAndMany) {
     ASSERT_EQ(replies[i].statuses.size(), 1u);
     EXPECT_EQ(replies[i].statuses[0].limit, i);
     EXPECT_EQ(replies[i].statuses[0].retry_after, i < 100 ? 0 : kNever);
+    EXPECT_EQ(replies[i].delay(), i < 100 ? 7 : 0);
   }
   EXPECT_EQ(server.handler().seen, 3001u);
   EXPECT_TRUE(client.check(std::span<const CheckItem>{}).empty());

@@ -171,4 +171,5 @@ struct RuleStatus {
   allowed @5 :Bool;
   shadow @6 :Bool;
   degraded @7 :Bool;
+  delayNs @8 :Int64;           # allowed: after this long forward the request (leaky buckets)
 }

@@ -621,6 +621,7 @@ void encode(const CheckReply& reply, schema::CheckResult::Builder out) {
     to.setAllowed(status.allowed);
     to.setShadow(status.shadow);
     to.setDegraded(status.degraded);
+    to.setDelayNs(status.delay);
   }
 }
 
@@ -645,6 +646,7 @@ bool decode(schema::CheckResult::Reader in, CheckReply& out) {
     status.allowed = from.getAllowed();
     status.shadow = from.getShadow();
     status.degraded = from.getDegraded();
+    status.delay = std::max<Nanos>(from.getDelayNs(), 0);
   }
   return true;
 }

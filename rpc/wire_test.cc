@@ -385,6 +385,7 @@ TEST(Wire, RepliesRoundTrip) {
   reply.deciding = 1;
   reply.statuses = {{"per-ip", 10, 3, kSecond, 0, true, true, false},
                     {"per-key", kMax, 0, kMinute, kNever, false, false, true}};
+  reply.statuses[0].delay = 250 * kMillisecond;
   CheckReply failed;
   failed.error = "deadline";
   for (const auto& in : {reply, failed, CheckReply{}}) {
@@ -394,6 +395,18 @@ TEST(Wire, RepliesRoundTrip) {
     CheckReply out;
     ASSERT_TRUE(decode(root.asReader(), out));
     EXPECT_EQ(out, in);
+  }
+  {
+    // A node that knows no delays leaves it 0; a negative one is none.
+    capnp::MallocMessageBuilder builder;
+    auto root = builder.initRoot<schema::CheckResult>();
+    root.initStatuses(1);
+    CheckReply out;
+    ASSERT_TRUE(decode(root.asReader(), out));
+    EXPECT_EQ(out.statuses[0].delay, 0);
+    root.getStatuses()[0].setDelayNs(-5);
+    ASSERT_TRUE(decode(root.asReader(), out));
+    EXPECT_EQ(out.statuses[0].delay, 0);
   }
   capnp::MallocMessageBuilder builder;
   auto root = builder.initRoot<schema::CheckResult>();
