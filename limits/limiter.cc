@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <limits>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <string>
 
@@ -23,8 +25,8 @@ using crdt::SeriesId;
 
 /// A thread may still hold a `now` from before it was descheduled; cells are kept this much longer.
 constexpr Nanos kGrace = 2 * kSecond;
-/// What threads write often is kept apart: each works on one of these.
-constexpr std::size_t kStripes = 8;
+/// What threads write often is kept apart: each has one of these, those beyond share the last.
+constexpr std::size_t kStripes = 16;
 /// Threads tell each other how far time has come in steps of this.
 constexpr Nanos kTimeStep = kMillisecond;
 /// Requests of a batch whose memory is fetched ahead.
@@ -44,47 +46,115 @@ struct alignas(64) Stripe {
   std::vector<std::size_t> dirty;  // entries with something to drain
 };
 
+/// A bucket whose debt is all counted in its checkpoint, and fits 64 bits in ticks that are `scale`
+/// of a BucketShape's (what rate and unit have in common; every debt is a multiple of it). Says
+/// what evaluate_bucket and consume_bucket say, at a fraction of the cost.
+struct BriskBucket {
+  bool fits = false;  // every debt that can be reached, and every cost up to the burst on top
+  std::uint64_t scale = 1;
+  std::uint64_t rate = 0;
+  std::uint64_t unit = 1;
+  std::uint64_t capacity = 0;
+  Nanos fill_time = 0;
+
+  static BriskBucket of(const BucketShape& shape) {
+    BriskBucket made;
+    if (shape.rate == 0) return made;
+    made.scale = std::gcd(shape.rate, static_cast<std::uint64_t>(shape.unit));
+    made.rate = shape.rate / made.scale;
+    made.unit = static_cast<std::uint64_t>(shape.unit) / made.scale;
+    made.fits = (shape.cap() + shape.ticks(shape.burst)) / made.scale < crdt::DebtTicks{1} << 62;
+    made.capacity = made.fits ? shape.burst * made.unit : 0;
+    made.fill_time = shape.fill_time();
+    return made;
+  }
+  /// At `now`, not before the entry's last touch.
+  std::uint64_t debt(const SeriesEntry& entry, Nanos now) const {
+    Uint128 drained = static_cast<Uint128>(static_cast<std::uint64_t>(now - entry.time)) * rate;
+    return entry.word[0] > drained ? entry.word[0] - static_cast<std::uint64_t>(drained) : 0;
+  }
+  Nanos drain_time(std::uint64_t debt) const {
+    std::uint64_t time = debt / rate + (debt % rate != 0);
+    return time > static_cast<std::uint64_t>(kMaxTime) ? kNever : static_cast<Nanos>(time);
+  }
+};
+
 /// A rule as decisions need it.
 struct Plan {
   const Rule* rule = nullptr;
-  SeriesId identity;
+  HashKey hash_key{};  // the cluster's and the rule's identity in one
+  bool plain_cost = false;
   bool bucket_cell = false;
   bool log = false;
   bool small_windows = false;  // two windows are enough for Form::window
   std::uint64_t limit = 0;     // as reported
   BucketShape bucket;
+  BriskBucket brisk;
 };
 
 /// One matching rule of a request under evaluation.
 struct Item {
   std::uint32_t rule = 0;
+  bool made = false;     // the entry, by this request
+  bool no_room = false;  // none could be made
+  bool brisk = false;    // evaluated by its small bucket: `debt` is what it owes
   SeriesId id;
   std::uint64_t cost = 0;
   WindowShape shape;
+  std::int64_t index = 0;  // of the window, and its start
+  Nanos start = 0;
+  std::uint64_t debt = 0;
   SeriesEntry* entry = nullptr;
-  bool made = false;     // the entry, by this request
-  bool no_room = false;  // none could be made
 };
 
-/// Reused between calls on a thread, so that a decision allocates nothing.
-struct Scratch {
+/// A thread's own things, so that a decision allocates nothing and shares no line that is written.
+struct Local {
   std::vector<std::uint32_t> matched;
   std::vector<Item> items;
   std::vector<std::size_t> ends;  // of the items of each request of a batch
   std::vector<SeriesEntry*> locked;
   std::vector<LogEntry> log;
   std::string key;
+  std::size_t stripe = take_stripe();
+  ~Local() { give_back(stripe); }
+
+  /// No other thread writes to this stripe.
+  bool alone() const { return stripe != kStripes - 1; }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex instance;
+    return instance;
+  }
+  static std::array<bool, kStripes>& taken() {
+    static std::array<bool, kStripes> instance{};
+    return instance;
+  }
+  static std::size_t take_stripe() {
+    std::lock_guard lock(mutex());
+    std::size_t free = 0;
+    while (free < kStripes - 1 && taken()[free]) ++free;
+    taken()[free] = true;
+    return free;
+  }
+  static void give_back(std::size_t stripe) {
+    std::lock_guard lock(mutex());
+    taken()[stripe] = false;
+  }
 };
 
-Scratch& scratch() {
-  thread_local Scratch instance;
+Local& local() {
+  thread_local Local instance;
   return instance;
 }
 
-std::size_t stripe_of_thread() {
-  static std::atomic<std::size_t> threads{0};
-  thread_local std::size_t mine = threads.fetch_add(1, std::memory_order_relaxed) % kStripes;
-  return mine;
+/// `alone`: no other thread adds to it.
+void add_one(std::atomic<std::uint64_t>& counter, bool alone) {
+  if (alone) {
+    counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  } else {
+    counter.fetch_add(1, std::memory_order_relaxed);
+  }
 }
 
 void append_text(std::string& out, std::string_view text) {
@@ -124,7 +194,7 @@ std::string identity(const Rule& rule) {
 /// A log's entries, oldest first; only the newest `most` that are not 0. Valid until the thread's
 /// next call.
 std::span<const LogEntry> read_log(const Series* series, std::uint64_t most) {
-  std::vector<LogEntry>& log = scratch().log;
+  std::vector<LogEntry>& log = local().log;
   log.clear();
   if (series == nullptr) return log;
   for (auto cell = series->windows.rbegin(); cell != series->windows.rend(); ++cell) {
@@ -170,11 +240,12 @@ bool roll(SeriesEntry& entry, const WindowShape& shape, std::int64_t index) {
 
 // Form::bucket: everything was counted here, so its checkpoint counts all.
 
-crdt::BucketState small_bucket(const SeriesEntry& entry, const BucketShape& shape) {
+crdt::BucketState small_bucket(const SeriesEntry& entry, const BriskBucket& brisk) {
   crdt::BucketState state;
-  state.checkpoint = {entry.word[1], entry.time, entry.word[0]};
+  state.checkpoint = {entry.word[1], entry.time,
+                      static_cast<crdt::DebtTicks>(entry.word[0]) * brisk.scale};
   state.touched = entry.time;
-  state.expiry = entry.time + shape.fill_time();
+  state.expiry = entry.time + brisk.fill_time;
   return state;
 }
 
@@ -194,12 +265,15 @@ struct Limiter::Impl {
     for (const Rule& rule : rules->rules()) {
       Plan plan;
       plan.rule = &rule;
-      plan.identity = keyed_hash(options.hash_key, identity(rule));
+      SeriesId mixed = keyed_hash(options.hash_key, identity(rule));
+      std::memcpy(plan.hash_key.data(), &mixed, sizeof mixed);
+      plan.plain_cost = rule.cost_by_method.empty();
       plan.bucket_cell = is_bucket(rule.algorithm);
       plan.log = rule.algorithm == Algorithm::sliding_log;
       plan.limit = plan.bucket_cell ? rule.burst : rule.limit;
       if (plan.bucket_cell) {
         plan.bucket = bucket_shape(rule);
+        plan.brisk = BriskBucket::of(plan.bucket);
       } else if (!plan.log) {
         WindowShape shape = window_shape(rule, {});
         // A thread that is late by the grace still finds its window.
@@ -212,36 +286,60 @@ struct Limiter::Impl {
     }
   }
 
-  /// Never back for one thread; what others have seen counts once it is a step ahead.
-  Nanos clamp(Nanos now) {
-    std::atomic<Nanos>& mine = stripes[stripe_of_thread()].newest;
-    Nanos seen =
-        std::max(mine.load(std::memory_order_relaxed), newest.load(std::memory_order_relaxed));
-    if (now <= seen) return seen;
-    Nanos last = mine.load(std::memory_order_relaxed);
-    while (now > last && !mine.compare_exchange_weak(last, now, std::memory_order_relaxed)) {
-    }
+  /// What other threads have seen counts once it is a step ahead.
+  Nanos clamp(Nanos now, std::size_t stripe) {
+    std::atomic<Nanos>& mine = stripes[stripe].newest;
     Nanos told = newest.load(std::memory_order_relaxed);
+    Nanos seen = std::max(mine.load(std::memory_order_relaxed), told);
+    if (now <= seen) return seen;
+    mine.store(now, std::memory_order_relaxed);
     while (now - told >= kTimeStep &&
            !newest.compare_exchange_weak(told, now, std::memory_order_relaxed)) {
     }
-    return std::max(now, last);
+    return now;
   }
 
-  SeriesId series_of(std::uint32_t index, const Request& request, std::string& key) const {
-    const SeriesId& rule = plans[index].identity;
-    key.assign(reinterpret_cast<const char*>(&rule), sizeof rule);
-    for (const std::string& name : plans[index].rule->key) {
+  SeriesId series_of(const Plan& plan, const Request& request, std::string& key) const {
+    const std::vector<std::string>& names = plan.rule->key;
+    if (names.size() == 1) {
+      const std::string_view* value = request.find(names[0]);
+      return keyed_hash(plan.hash_key, value == nullptr ? std::string_view{} : *value);
+    }
+    key.clear();
+    for (const std::string& name : names) {
       const std::string_view* value = request.find(name);
       append_text(key, value == nullptr ? std::string_view{} : *value);
     }
-    return keyed_hash(options.hash_key, key);
+    return keyed_hash(plan.hash_key, key);
   }
 
   // One entry, with its lock held. Null stands for an unused one.
 
-  WindowShape shape_of(const Plan& plan, const SeriesId& id) const {
-    return plan.bucket_cell || plan.log ? WindowShape{} : window_shape(*plan.rule, id);
+  /// Without reset and waits where Item::brisk comes out true: finish() has these.
+  Verdict assess(const Plan& plan, Item& item, Nanos now) const {
+    item.brisk = plan.brisk.fits && item.entry != nullptr && item.entry->form() == Form::bucket &&
+                 item.entry->time <= now;
+    if (!item.brisk) return evaluate(plan, item, item.cost, now);
+    item.debt = plan.brisk.debt(*item.entry, now);
+    Verdict verdict;
+    if (item.debt <= plan.brisk.capacity) {
+      verdict.remaining = (plan.brisk.capacity - item.debt) / plan.brisk.unit;
+      verdict.allowed = item.cost <= verdict.remaining;
+    }
+    return verdict;
+  }
+
+  /// What assess() left out; a consumed cost is in the debt by now.
+  static void finish(const Plan& plan, const Item& item, bool consumed, RuleStatus& status) {
+    const BriskBucket& brisk = plan.brisk;
+    std::uint64_t debt = item.debt;
+    if (status.allowed && plan.bucket.queue) status.delay = brisk.drain_time(debt);
+    if (consumed) debt += item.cost * brisk.unit;
+    status.reset = debt == 0 ? 0 : brisk.drain_time(debt);
+    if (status.allowed) return;
+    status.retry_after = item.cost > plan.limit
+                             ? kNever
+                             : brisk.drain_time(debt - (brisk.capacity - item.cost * brisk.unit));
   }
 
   Verdict evaluate(const Plan& plan, const Item& item, std::uint64_t cost, Nanos now) const {
@@ -254,7 +352,7 @@ struct Limiter::Impl {
     }
     if (plan.bucket_cell) {
       if (form == Form::bucket) {
-        return evaluate_bucket(plan.bucket, small_bucket(*entry, plan.bucket), entry->word[1], now,
+        return evaluate_bucket(plan.bucket, small_bucket(*entry, plan.brisk), entry->word[1], now,
                                cost);
       }
       if (series == nullptr || series->bucket == nullptr) {
@@ -264,15 +362,12 @@ struct Limiter::Impl {
                              cost);
     }
     const WindowShape& shape = item.shape;
-    std::int64_t last = shape.index(now);
+    std::int64_t last = item.index;
     if (form == Form::window) {
-      if (shape.previous == 0) {
-        Nanos start = shape.start(last);
-        if (entry->time <= start) {
-          std::uint64_t used =
-              entry->time == start ? std::uint64_t{entry->count[0]} + entry->count[1] : 0;
-          return evaluate_fixed(plan.limit, used, cost, start + shape.length(last) - now);
-        }
+      if (shape.previous == 0 && entry->time <= item.start) {
+        std::uint64_t used =
+            entry->time == item.start ? std::uint64_t{entry->count[0]} + entry->count[1] : 0;
+        return evaluate_fixed(plan.limit, used, cost, item.start + shape.length(last) - now);
       }
       return evaluate_window(shape, plan.limit, now, cost, std::max(last, shape.index(entry->time)),
                              [&](std::int64_t index) { return small_count(*entry, shape, index); });
@@ -303,7 +398,7 @@ struct Limiter::Impl {
   /// Once the cost has been consumed. `status` is from before.
   Nanos reset_after(const Plan& plan, const Item& item, const RuleStatus& status, Nanos now) const {
     if (plan.bucket_cell || plan.log) return evaluate(plan, item, 0, now).reset;
-    return std::max(status.reset, item.shape.epoch(item.shape.index(now)).expiry - now);
+    return std::max(status.reset, item.shape.epoch(item.index).expiry - now);
   }
 
   /// Puts the series beside the table, where everything fits.
@@ -325,7 +420,7 @@ struct Limiter::Impl {
       BucketCell& bucket = *series->bucket;
       bucket.birth = bucket.last_birth = static_cast<std::uint64_t>(entry.time);
       bucket.own = entry.word[1];
-      bucket.state = small_bucket(entry, plans[table.rule(entry)].bucket);
+      bucket.state = small_bucket(entry, plans[table.rule(entry)].brisk);
       bucket.made = bucket.state.checkpoint;
     }
     entry.set(SeriesEntry::kDirty | SeriesEntry::kDirtyBefore, false);
@@ -336,16 +431,20 @@ struct Limiter::Impl {
 
   void consume(const Plan& plan, const Item& item, Nanos now, const RuleStatus& status) {
     SeriesEntry& entry = *item.entry;
-    if (table.rule(entry) == SeriesTable::kNoRule) table.set_rule(entry, item.rule);
+    // Small forms were made by a request: they have their rule, and it is on another line.
+    if ((entry.form() == Form::general || entry.form() == Form::unused) &&
+        table.rule(entry) == SeriesTable::kNoRule) {
+      table.set_rule(entry, item.rule);
+    }
     if (plan.bucket_cell) {
-      if (!consume_small_bucket(plan, entry, item.cost, now)) {
+      if (!consume_small_bucket(plan, item, now)) {
         consume_bucket_cell(plan, general(entry, item.id), item.cost, now);
       }
-    } else if (!consume_small_window(plan, item, now)) {
+    } else if (!consume_small_window(plan, item)) {
       Series& series = general(entry, item.id);
       series.forget_windows(now - kGrace);
       WindowCell& cell = series.window(plan.log ? log_epoch(plan.rule->window, now)
-                                                : item.shape.epoch(item.shape.index(now)));
+                                                : item.shape.epoch(item.index));
       cell.own = add_saturated(cell.own, item.cost);
       cell.dirty = options.replicated;
     }
@@ -356,12 +455,12 @@ struct Limiter::Impl {
     list(entry);
   }
 
-  bool consume_small_window(const Plan& plan, const Item& item, Nanos now) {
+  bool consume_small_window(const Plan& plan, const Item& item) {
     SeriesEntry& entry = *item.entry;
     const WindowShape& shape = item.shape;
     if (!plan.small_windows || item.cost > kMaxSmall) return false;
-    std::int64_t index = shape.index(now);
-    Nanos start = shape.start(index);
+    std::int64_t index = item.index;
+    Nanos start = item.start;
     if (entry.form() == Form::unused) {
       entry.set_form(Form::window);
       entry.time = start;
@@ -377,19 +476,22 @@ struct Limiter::Impl {
     return true;
   }
 
-  bool consume_small_bucket(const Plan& plan, SeriesEntry& entry, std::uint64_t cost, Nanos now) {
+  bool consume_small_bucket(const Plan& plan, const Item& item, Nanos now) {
+    SeriesEntry& entry = *item.entry;
     // A replicated bucket's slot has a birth, for which there is no room.
-    if (options.replicated) return false;
-    Form form = entry.form();
-    if (form != Form::unused && form != Form::bucket) return false;
-    crdt::BucketState state;
-    if (form == Form::bucket) state = small_bucket(entry, plan.bucket);
-    state = consume_bucket(plan.bucket, state, entry.word[1], now, cost);
-    if (state.checkpoint.debt > std::numeric_limits<std::uint64_t>::max()) return false;
-    entry.set_form(Form::bucket);
-    entry.time = state.touched;
-    entry.word[0] = static_cast<std::uint64_t>(state.checkpoint.debt);
-    entry.word[1] = state.checkpoint.counted;
+    if (options.replicated || !plan.brisk.fits) return false;
+    if (entry.form() == Form::unused) {
+      entry.set_form(Form::bucket);
+      entry.time = now;
+    }
+    if (entry.form() != Form::bucket) return false;
+    // Time behind the last touch counts as the last touch.
+    if (now > entry.time) {
+      entry.word[0] = plan.brisk.debt(entry, now);
+      entry.time = now;
+    }
+    entry.word[0] += item.cost * plan.brisk.unit;
+    entry.word[1] = add_saturated(entry.word[1], item.cost);
     return true;
   }
 
@@ -409,7 +511,7 @@ struct Limiter::Impl {
   void list(SeriesEntry& entry) {
     if (entry.has(SeriesEntry::kListed)) return;
     entry.set(SeriesEntry::kListed);
-    Stripe& stripe = stripes[stripe_of_thread()];
+    Stripe& stripe = stripes[local().stripe];
     std::lock_guard lock(stripe.mutex);
     stripe.dirty.push_back(table.index(entry));
   }
@@ -417,61 +519,66 @@ struct Limiter::Impl {
   // Decisions.
 
   /// The rules that apply, and where their series are.
-  void prepare(const Request& request, Scratch& work) {
+  void prepare(const Request& request, Nanos now, Local& work) {
     work.matched.clear();
     rules->match(request, work.matched);
     for (std::uint32_t index : work.matched) {
       const Plan& plan = plans[index];
-      Item item;
+      Item& item = work.items.emplace_back();
       item.rule = index;
-      item.id = series_of(index, request, work.key);
+      item.id = series_of(plan, request, work.key);
       table.prefetch(item.id);
-      item.cost = mul_saturated(plan.rule->cost_of(request), request.hits);
-      item.shape = shape_of(plan, item.id);
-      work.items.push_back(item);
+      item.cost = mul_saturated(
+          plan.plain_cost ? plan.rule->default_cost : plan.rule->cost_of(request), request.hits);
+      if (plan.bucket_cell || plan.log) continue;
+      item.shape = window_shape(*plan.rule, item.id);
+      item.index = item.shape.index(now);
+      item.start = item.shape.start(item.index);
     }
   }
 
   void check(const Request& request, Nanos given, Decision& out) {
-    Scratch& work = scratch();
+    Local& work = local();
+    Nanos now = clamp(given, work.stripe);
     work.items.clear();
-    prepare(request, work);
-    decide(work.items, work.locked, clamp(given), out);
+    prepare(request, now, work);
+    decide(work.items, work, now, out);
   }
 
   void check(std::span<const Request> requests, Nanos given, std::span<Decision> out) {
-    Scratch& work = scratch();
+    Local& work = local();
+    Nanos now = clamp(given, work.stripe);
     for (std::size_t first = 0; first < requests.size(); first += kAhead) {
       std::size_t count = std::min(kAhead, requests.size() - first);
       work.items.clear();
       work.ends.clear();
       for (std::size_t i = 0; i < count; ++i) {
-        prepare(requests[first + i], work);
+        prepare(requests[first + i], now, work);
         work.ends.push_back(work.items.size());
       }
       std::size_t begin = 0;
       for (std::size_t i = 0; i < count; ++i) {
         std::span<Item> items(work.items.data() + begin, work.ends[i] - begin);
-        decide(items, work.locked, clamp(given), out[first + i]);
+        decide(items, work, now, out[first + i]);
         begin = work.ends[i];
       }
     }
   }
 
-  void decide(std::span<Item> items, std::vector<SeriesEntry*>& locked, Nanos now, Decision& out) {
+  void decide(std::span<Item> items, Local& work, Nanos now, Decision& out) {
     do {
       for (Item& item : items) {
         if (item.entry == nullptr) item.entry = table.find(item.id);
       }
-    } while (!lock_all(items, locked) || !settle(items, locked, now, out));
+    } while (!lock_all(items, work.locked) || !settle(items, now, out));
     for (Item& item : items) {
       if (item.made) table.remove_unused(*item.entry, item.id);
     }
-    AtomicCounters* counters = stripes[stripe_of_thread()].counters.get();
+    AtomicCounters* counters = stripes[work.stripe].counters.get();
     for (const RuleStatus& status : out.statuses) {
       AtomicCounters& counter = counters[status.rule];
-      (status.allowed ? counter.allowed : counter.denied).fetch_add(1, std::memory_order_relaxed);
-      if (status.degraded) counter.degraded.fetch_add(1, std::memory_order_relaxed);
+      add_one(status.allowed ? counter.allowed : counter.denied, work.alone());
+      if (status.degraded) add_one(counter.degraded, work.alone());
     }
   }
 
@@ -507,7 +614,7 @@ struct Limiter::Impl {
   }
 
   /// Decides and unlocks. False, with nothing decided, if series must be made first.
-  bool settle(std::span<Item> items, std::vector<SeriesEntry*>&, Nanos now, Decision& out) {
+  bool settle(std::span<Item> items, Nanos now, Decision& out) {
     out.allowed = true;
     out.deciding = -1;
     out.wants_commit = false;
@@ -515,7 +622,7 @@ struct Limiter::Impl {
     bool missing = false;
     for (Item& item : items) {
       const Plan& plan = plans[item.rule];
-      Verdict verdict = evaluate(plan, item, item.cost, now);
+      Verdict verdict = assess(plan, item, now);
       RuleStatus& status = out.statuses.emplace_back();
       status.rule = item.rule;
       status.shadow = plan.rule->shadow;
@@ -546,11 +653,13 @@ struct Limiter::Impl {
       Item& item = items[i];
       RuleStatus& status = out.statuses[i];
       const Plan& plan = plans[item.rule];
-      if (out.allowed && status.allowed && !status.degraded && item.cost > 0) {
+      bool consumes = out.allowed && status.allowed && !status.degraded && item.cost > 0;
+      if (item.brisk) finish(plan, item, consumes, status);
+      if (consumes) {
         consume(plan, item, now, status);
         status.remaining -= std::min(status.remaining, item.cost);
         out.wants_commit |= options.replicated && plan.rule->durability == Durability::commit;
-        status.reset = reset_after(plan, item, status, now);
+        if (!item.brisk) status.reset = reset_after(plan, item, status, now);
       }
       if (!status.shadow) pick_decider(out, static_cast<int>(i));
     }
@@ -757,7 +866,7 @@ struct Limiter::Impl {
           return entry.time + life <= floor - kGrace;
         }
         case Form::bucket:
-          return entry.time + plans[table.rule(entry)].bucket.fill_time() <= floor;
+          return entry.time + plans[table.rule(entry)].brisk.fill_time <= floor;
         case Form::general:
           break;
       }
@@ -780,7 +889,7 @@ struct Limiter::Impl {
       if (plan.bucket_cell) {
         const BucketShape& shape = plan.bucket;
         crdt::BucketState state;
-        if (entry.form() == Form::bucket) state = small_bucket(entry, shape);
+        if (entry.form() == Form::bucket) state = small_bucket(entry, plan.brisk);
         std::uint64_t total = state.checkpoint.counted;
         if (series != nullptr && series->bucket != nullptr) {
           state = series->bucket->state;
@@ -827,7 +936,7 @@ const RuleSet& Limiter::rules() const {
 
 crdt::SeriesId Limiter::series_of(std::uint32_t rule, const Request& request) const {
   std::string key;
-  return impl_->series_of(rule, request, key);
+  return impl_->series_of(impl_->plans[rule], request, key);
 }
 
 RuleCounters Limiter::counters(std::uint32_t rule) const {
