@@ -17,6 +17,8 @@
 namespace weir {
 namespace {
 
+constexpr std::size_t kFewRules = 3;
+
 using internal::Address;
 using internal::parse_address;
 
@@ -436,7 +438,12 @@ std::shared_ptr<const RuleSet> RuleSet::make(std::vector<Rule> rules, const Rule
 }
 
 void RuleSet::match(const Request& request, std::vector<std::uint32_t>& out) const {
-  index_->match(request, out);
+  // So few are looked at faster than looked up.
+  if (rules_.size() > kFewRules) return index_->match(request, out);
+  for (std::uint32_t i = 0; i < rules_.size(); ++i) {
+    const Rule& rule = rules_[i];
+    if (rule.domain == request.domain && rule.matches(request)) out.push_back(i);
+  }
 }
 
 namespace internal {
