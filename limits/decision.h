@@ -13,13 +13,13 @@ struct RuleStatus {
   std::uint32_t rule = 0;       ///< index into RuleSet::rules()
   bool allowed = true;          ///< this rule alone
   bool shadow = false;          ///< its verdict was not enforced
-  bool degraded = false;        ///< no memory for a new series: the rule's on_failure answered
+  bool degraded = false;        ///< no memory for a new series: see LimiterOptions::max_series
   std::uint64_t limit = 0;      ///< units: the limit, or a bucket's burst
   std::uint64_t remaining = 0;  ///< units left now, after this request if it passed
   /// Time until the rule is as if unused: the window's end, or a full bucket. ns.
   Nanos reset = 0;
   /// Denied: time until this very cost passes if nothing else comes; kNever if it never can.
-  /// Exact: 1 ns earlier it is denied. Allowed: 0.
+  /// Exact: 1 ns earlier it is denied (an estimate where degraded). Allowed: 0.
   Nanos retry_after = 0;
   /// Leaky buckets, allowed: time after which the request should be forwarded, so that no more
   /// than the limit leaves per window. Exact: until what came before it has drained, rounded up to

@@ -13,6 +13,7 @@
 
 #include <weir/limits/bucket.h>
 #include <weir/limits/log_window.h>
+#include <weir/limits/overflow_sketch.h>
 #include <weir/limits/series.h>
 #include <weir/limits/series_table.h>
 #include <weir/limits/window.h>
@@ -259,6 +260,8 @@ struct Limiter::Impl {
   std::array<Stripe, kStripes> stripes;
   std::atomic<Nanos> newest{0};
   std::atomic<std::size_t> next_stripe{0};
+  std::mutex overflow_mutex;  // taken with entries' locks held, never the other way
+  OverflowSketch overflow;
 
   Impl(std::shared_ptr<const RuleSet> rule_set, LimiterOptions given)
       : rules(std::move(rule_set)), options(given), table(given.max_series, given.replicated) {
@@ -620,6 +623,7 @@ struct Limiter::Impl {
     out.wants_commit = false;
     out.statuses.clear();
     bool missing = false;
+    std::unique_lock counting(overflow_mutex, std::defer_lock);
     for (Item& item : items) {
       const Plan& plan = plans[item.rule];
       Verdict verdict = assess(plan, item, now);
@@ -634,10 +638,8 @@ struct Limiter::Impl {
       status.delay = verdict.delay;
       if (verdict.allowed && item.cost > 0 && item.entry == nullptr) {
         if (item.no_room) {
-          status.degraded = true;
-          status.delay = 0;
-          status.allowed = plan.rule->on_failure == OnFailure::open;
-          if (!status.allowed) status.retry_after = kSecond;
+          if (!counting.owns_lock()) counting.lock();
+          degrade(plan, item, now, status);
         } else {
           missing = true;
         }
@@ -660,11 +662,58 @@ struct Limiter::Impl {
         status.remaining -= std::min(status.remaining, item.cost);
         out.wants_commit |= options.replicated && plan.rule->durability == Durability::commit;
         if (!item.brisk) status.reset = reset_after(plan, item, status, now);
+      } else if (status.degraded && out.allowed && status.allowed) {
+        Period period = period_of(plan, item, now);
+        overflow.add(item.id, period.number, item.cost, period.expiry, now);
+        status.remaining -= item.cost;
       }
       if (!status.shadow) pick_decider(out, static_cast<int>(i));
     }
     unlock_all(items);
     return true;
+  }
+
+  /// What the overflow sketch counts by. Two neighbours cover whatever the algorithm would look at.
+  struct Period {
+    std::int64_t number = 0;
+    bool neighbour = false;  // the one before counts too
+    Nanos end = 0;
+    Nanos expiry = 0;
+  };
+  static Period period_of(const Plan& plan, const Item& item, Nanos now) {
+    if (!plan.bucket_cell && !plan.log && item.shape.previous == 0) {
+      Nanos end = item.start + item.shape.length(item.index);
+      return {item.index, false, end, end};
+    }
+    Nanos length = plan.rule->window;
+    if (plan.bucket_cell) {
+      // In which a full bucket drains; no request passes one without a rate.
+      Uint128 time =
+          plan.bucket.ticks(plan.bucket.burst) / std::max<std::uint64_t>(plan.bucket.rate, 1) + 1;
+      length = static_cast<Nanos>(std::min(time, static_cast<Uint128>(crdt::kMaxLife)));
+    }
+    std::int64_t number = now / length;
+    Nanos end = (number + 1) * length;
+    return {number, true, end, end + length};
+  }
+
+  /// No room for the series: closed rules deny; open ones count in the sketch, which may deny too
+  /// early and never too late.
+  void degrade(const Plan& plan, const Item& item, Nanos now, RuleStatus& status) {
+    status.degraded = true;
+    status.delay = 0;
+    status.allowed = false;
+    status.retry_after = kSecond;
+    if (plan.rule->on_failure == OnFailure::closed) return;
+    Period period = period_of(plan, item, now);
+    std::uint64_t used = overflow.estimate(item.id, period.number, now);
+    if (period.neighbour) {
+      used = add_saturated(used, overflow.estimate(item.id, period.number - 1, now));
+    }
+    status.remaining = plan.limit - std::min(plan.limit, used);
+    status.reset = used == 0 ? 0 : period.end - now;
+    status.allowed = item.cost <= status.remaining;
+    status.retry_after = status.allowed ? 0 : period.end - now;
   }
 
   void make(Item& item) {

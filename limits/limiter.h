@@ -22,7 +22,10 @@ using HashKey = std::array<std::uint8_t, 16>;
 
 struct LimiterOptions {
   HashKey hash_key{};
-  /// Series held at most. When full, a new series is answered by its rule's on_failure.
+  /// Series held at most, for which memory is reserved at once and taken as it is used (58 bytes a
+  /// series; 83 with `replicated`). When full, a new series of a rule with on_failure `closed` is
+  /// denied; with `open` it is counted in a sketch that may deny too early and never too late, here
+  /// only. Either is reported as degraded.
   std::size_t max_series = 1u << 20;
   /// Keep track of what changed for drain(). Leave off when nobody replicates.
   bool replicated = false;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <map>
 #include <new>
 #include <thread>
 
@@ -152,6 +153,32 @@ TEST(Limiter, AFullTableAnswersByPolicy) {
   EXPECT_EQ(limiter.sweep(kNow + kHour), 1u);
   EXPECT_TRUE(
       limiter.check(Ask({{"key", "b"}, {"mode", "closed"}}, 1).request, kNow + kHour).allowed);
+}
+
+/// However many keys come, none gets more than its limit, whatever the algorithm.
+TEST(Limiter, AFullTableCountsOn) {
+  for (Algorithm algorithm : {Algorithm::fixed_window, Algorithm::sliding_window,
+                              Algorithm::sliding_log, Algorithm::token_bucket}) {
+    LimiterOptions options;
+    options.max_series = 10;
+    Limiter limiter(set({rule("r", 5, algorithm)}), options);
+    Nanos start = kNow - kNow % kMinute;
+    std::map<std::string, int> admitted;
+    for (int round = 0; round < 20; ++round) {
+      for (int key = 0; key < 200; ++key) {
+        Ask ask({{"key", std::to_string(key)}}, 1);
+        Decision decision = limiter.check(ask.request, start + round);
+        admitted[std::to_string(key)] += decision.allowed;
+        EXPECT_EQ(decision.allowed, decision.statuses[0].retry_after == 0);
+      }
+    }
+    EXPECT_EQ(limiter.series_count(), 10u);
+    for (const auto& [key, count] : admitted) EXPECT_EQ(count, 5) << to_string(algorithm);
+    // A window later they may again; two where the algorithm looks back.
+    Ask ask({{"key", "150"}}, 5);
+    EXPECT_TRUE(limiter.check(ask.request, start + 2 * kMinute).allowed) << to_string(algorithm);
+    EXPECT_FALSE(limiter.check(ask.request, start + 2 * kMinute).allowed);
+  }
 }
 
 TEST(Limiter, DrainsWholeTotalsOnceAndAbsorbsOthers) {

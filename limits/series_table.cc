@@ -45,8 +45,7 @@ void pause(int& spins) {
 }  // namespace
 
 SeriesTable::SeriesTable(std::size_t max_series, bool keep_ids)
-    : max_series_(max_series),
-      segments_count_((max_series_ + max_series_ * 3 / 5) / kSegment + 1) {
+    : max_series_(max_series), segments_count_((max_series_ + max_series_ * 3 / 5) / kSegment + 1) {
   std::size_t count = segments_count_ * kSegment;
   try {
     segments_ = reserve<Segment>(segments_count_);
