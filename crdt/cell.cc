@@ -1,6 +1,7 @@
 #include <weir/crdt/cell.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace weir::crdt {
 namespace {
@@ -89,6 +90,7 @@ DebtTicks debt_at(const BucketState& bucket, std::uint64_t total, Nanos now, std
   const Checkpoint& checkpoint = bucket.checkpoint;
   std::uint64_t uncounted = total - std::min(total, checkpoint.counted);
   DebtTicks added = static_cast<DebtTicks>(uncounted) * static_cast<std::uint64_t>(unit);
+  if (total == std::numeric_limits<std::uint64_t>::max()) added = cap;
   Nanos until = std::min(now, bucket.touched);
   DebtTicks debt = drained(std::min(checkpoint.debt, cap), until - checkpoint.at, rate);
   debt = std::min(debt + added, cap);

@@ -84,6 +84,10 @@ bool valid(const Cell& cell);
 /// adding a consumption u raises an exact bucket's debt at any later time by at most u, so
 /// debt(touched) <= checkpoint(touched) + uncounted. `rate` is ticks drained per nanosecond (the
 /// rule's limit per window), `unit` the ticks of one request (window_ns).
+///
+/// A total that has saturated no longer tells what was consumed, nor the checkpoint what it
+/// counted: then the debt is taken as `cap` at the last touch, until the bucket drains and is begun
+/// anew.
 DebtTicks debt_at(const BucketState& bucket, std::uint64_t total, Nanos now, std::uint64_t rate,
                   Nanos unit, DebtTicks cap);
 

@@ -109,5 +109,15 @@ TEST(Bucket, DebtIsCutBeforeItDrains) {
   EXPECT_EQ(debt_at(bucket, kMax, 300, 1, 10, 200), 0u);
 }
 
+TEST(Bucket, OwesItsCapOnceTheTotalSaturates) {
+  // Counted or not: what came on top shows nowhere.
+  BucketState bucket{{kMax, 100, 10}, 105, 1000};
+  EXPECT_EQ(debt_at(bucket, kMax, 105, 1, 10, 200), 200u);
+  EXPECT_EQ(debt_at(bucket, kMax, 205, 1, 10, 200), 100u);
+  bucket.checkpoint.counted = kMax - 1;
+  EXPECT_EQ(debt_at(bucket, kMax, 100, 1, 10, 200), 200u);
+  EXPECT_EQ(debt_at(bucket, kMax - 1, 105, 1, 10, 200), 5u);
+}
+
 }  // namespace
 }  // namespace weir::crdt

@@ -494,7 +494,7 @@ struct Limiter::Impl {
       entry.time = now;
     }
     entry.word[0] += item.cost * plan.brisk.unit;
-    entry.word[1] = add_saturated(entry.word[1], item.cost);
+    entry.word[1] = item.cost;  // the debt has counted all before it; a sum would saturate
     return true;
   }
 
@@ -505,6 +505,8 @@ struct Limiter::Impl {
       bucket.birth = std::max(static_cast<std::uint64_t>(now), bucket.last_birth + 1);
       bucket.last_birth = bucket.birth;
     }
+    // As in consume_small_bucket: alone, no total is needed.
+    if (!options.replicated && bucket.others == 0) bucket.own = bucket.state.checkpoint.counted = 0;
     bucket.state = consume_bucket(plan.bucket, bucket.state, bucket.total(), now, cost);
     bucket.made = bucket.state.checkpoint;
     bucket.own = add_saturated(bucket.own, cost);

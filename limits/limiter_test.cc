@@ -385,6 +385,20 @@ TEST(Limiter, ALeakyBucketTellsHowLongToWait) {
   EXPECT_EQ(limiter.used(0, ask.request, kNow + kSecond), 2u);
 }
 
+TEST(Limiter, ABucketThatIsNotSharedCountsBeyond64Bits) {
+  Rule bucket = rule("bucket", ~std::uint64_t{0} / 4, Algorithm::token_bucket);
+  bucket.window = kMillisecond;
+  bucket.burst = std::uint64_t{1} << 43;  // the largest whose debt fits into 64 bits
+  Limiter limiter(set({bucket}), {});
+  Entry key[] = {{"key", "k"}};
+  Decision decision;
+  // A burst comes back in 2 ns.
+  for (Nanos i = 0; i <= (Nanos{1} << 21); ++i) {
+    limiter.check({"api", key, bucket.burst}, kNow + 2 * i, decision);
+    ASSERT_TRUE(decision.allowed);
+  }
+}
+
 TEST(Limiter, ADegradedLeakyBucketDelaysNothing) {
   LimiterOptions options;
   options.max_series = 0;

@@ -26,7 +26,7 @@ struct SeriesEntry {
   Nanos time;  ///< window: start of the newest; bucket: last touch
   union {
     std::uint32_t count[4];  ///< window: own, others; the same of the window before
-    std::uint64_t word[2];   ///< bucket: debt at `time`, own units
+    std::uint64_t word[2];   ///< bucket: debt at `time`, units of the last consumption
     Series* series;          ///< general
   };
 

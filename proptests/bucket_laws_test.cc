@@ -27,25 +27,28 @@ Rule bucket_rule(const BucketShape& shape) {
 LAW(17, "with one writer a bucket equals an exact token bucket", "one a month",
     "ten million a second", "a denial", "a cost above one", "a cost that takes the last of it",
     "a cost of nothing", "a cost above the burst", "a full bucket again", "forgotten and made anew",
-    "one nanosecond too early") {
+    "one nanosecond too early", "more units than 64 bits hold") {
   BucketShape shape = *bucket_shapes().as("shape");
   Limiter limiter(rule_set({bucket_rule(shape)}), {});
   ExactBucket exact(shape.rate, shape.unit, shape.burst);
   std::vector<Entry> key{{"key", "k"}};
   Nanos now = kStart;
+  Uint128 units = 0;
   bool denied_before = false;
-  int steps = *between(1, 60).as("steps");
+  int steps = shape.burst > kMax / 8 ? 60 : *between(1, 60).as("steps");
   for (int i = 0; i < steps; ++i) {
     Nanos pause = *bucket_pauses(shape);
     if (pause > kMaxTime - now) break;
     now += pause;
-    std::uint64_t cost = *costs(shape.burst);
+    std::uint64_t cost = *chance(25) ? shape.burst : *costs(shape.burst);
     bool was_full = exact.tokens(now) == shape.burst && i > 0;
     std::uint64_t before = exact.tokens(now);
     bool allowed = exact.take(now, cost);
     Decision decision = limiter.check({"api", key, cost}, now);
     RC_ASSERT(decision.allowed == allowed);
     RC_ASSERT(decision.statuses.at(0).remaining == exact.tokens(now));
+    if (allowed) units += cost;
+    reached("more units than 64 bits hold", units > kMax);
     reached("a denial", !allowed);
     reached("a cost above one", allowed && cost > 1);
     reached("one nanosecond too early", denied_before && allowed && pause == 1);
@@ -63,6 +66,7 @@ LAW(17, "with one writer a bucket equals an exact token bucket", "one a month",
       now += 1;
       RC_ASSERT(limiter.check({"api", key, cost}, now).allowed);
       RC_ASSERT(exact.take(now, cost));
+      units += cost;
       reached("one nanosecond too early");
     }
     denied_before = !allowed;
@@ -93,6 +97,14 @@ struct Writers {
   Writers(BucketShape given, std::size_t n) : shape(given), nodes(n) {
     for (Node& node : nodes) node.cell.id = {{1, 1}, crdt::kBucketEpoch};
   }
+  /// Somebody has consumed `units`, which have drained.
+  void begin_with(std::uint64_t units) {
+    for (Node& node : nodes) {
+      node.cell.raise({{2, 1}, 1}, units);
+      node.cell.bucket = {{units, now, 0}, now, now + shape.fill_time()};
+    }
+  }
+  bool saturated(std::size_t i) const { return nodes[i].cell.total() == kMax; }
   crdt::DebtTicks estimate(std::size_t i, Nanos then) const {
     const Cell& cell = nodes[i].cell;
     return crdt::debt_at(cell.bucket, cell.total(), then, shape.rate, shape.unit, shape.cap());
@@ -109,7 +121,7 @@ struct Writers {
       return false;
     cell.bucket = consume_bucket(shape, cell.bucket, cell.total(), now, units);
     crdt::SlotId own{{1, i + 1}, 1};
-    cell.raise(own, cell.value_of(own) + units);
+    cell.raise(own, add_saturated(cell.value_of(own), units));
     node.known.insert(log.size());
     log.push_back({now, units});
     return true;
@@ -149,9 +161,11 @@ struct Writers {
 
 LAW(18, "a bucket never under-estimates the debt of the consumption it knows",
     "checkpoints that tie", "units no checkpoint has counted", "debt cut to its cap",
-    "late and repeated states", "debt that is exact") {
+    "late and repeated states", "debt that is exact", "a sum that saturates",
+    "checkpoints that tie in a sum that saturates") {
   BucketShape shape = *bucket_shapes().as("shape");
   Writers writers(shape, *between<std::size_t>(2, 4).as("writers"));
+  if (*chance(20)) writers.begin_with(kMax - *between<std::uint64_t>(1, 9).as("left below 2^64"));
   std::size_t n = writers.nodes.size();
   int steps = *between(1, 40).as("steps");
   std::vector<Writers::Sent> kept;
@@ -174,6 +188,9 @@ LAW(18, "a bucket never under-estimates the debt of the consumption it knows",
       const Writers::Node& node = writers.nodes[each];
       reached("units no checkpoint has counted",
               node.cell.bucket.checkpoint.counted < node.cell.total());
+      reached("a sum that saturates", writers.saturated(each));
+      reached("checkpoints that tie in a sum that saturates",
+              writers.saturated(each) && writers.anyone_tied());
       for (Nanos ahead : {Nanos{0}, pause / 3, refill_time(shape)}) {
         Nanos then = writers.now + std::min(ahead, kMaxTime - writers.now);
         Uint128 least = writers.truth(node.known, then, shape.cap());
@@ -353,11 +370,12 @@ LAW(19, "after a full exchange all replicas agree", "buckets alive", "buckets th
 }
 
 LAW(20, "with bounded delay a bucket's excess is at most what was unseen", "several writers busy",
-    "an excess", "a bucket that drained in between") {
+    "an excess", "a bucket that drained in between", "a sum that saturates") {
   BucketShape shape = *bucket_shapes().as("shape");
   shape.max_debt = 2;
   std::size_t n = *between<std::size_t>(1, 4).as("writers");
   Writers writers(shape, n);
+  if (*chance(10)) writers.begin_with(kMax - *between<std::uint64_t>(1, 99).as("left below 2^64"));
   Nanos delay = std::max<Nanos>(refill_time(shape) / *one_of<Nanos>({50, 10, 4}), 1);
   Uint128 most_unseen = 0;
   std::set<std::size_t> everything;
@@ -388,6 +406,9 @@ LAW(20, "with bounded delay a bucket's excess is at most what was unseen", "seve
       most_unseen = std::max(most_unseen, unseen);
     }
     for (std::size_t each = 0; each < n; ++each) {
+      // Then it errs towards admitting less.
+      reached("a sum that saturates", writers.saturated(each));
+      if (writers.saturated(each)) continue;
       Uint128 estimate = writers.estimate(each, writers.now);
       RC_ASSERT(estimate <= owed + most_unseen);
       reached("an excess", estimate > owed);

@@ -210,6 +210,8 @@ inline rc::Gen<BucketShape> bucket_shapes() {
     shape.rate = rate.limit;
     shape.unit = rate.window;
     shape.burst = *one_of<std::uint64_t>({5, 1, 2, 13, rate.limit});
+    // A few of its bursts and the sum of the units saturates.
+    if (rate.limit == kMax / 4 && *chance(60)) shape.burst = rate.limit;
     shape.max_debt = *one_of<std::uint32_t>({1, 0, 2});
     // The longest a bucket is kept is kMaxLife.
     std::uint64_t longest =

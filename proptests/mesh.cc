@@ -430,12 +430,14 @@ void Mesh::watch(std::size_t from, std::size_t to, const crdt::Message& message)
   if (const crdt::Delta* delta = delta_of(message)) watch_values(*delta);
   if (!up(to)) return;
   if (const auto* push = std::get_if<crdt::Push>(&message)) {
-    pushed_[{push->pusher, nodes_[to].replica->incarnation()}].push_back({push->upto, push->delta});
+    Stream& stream = pushed_[{push->pusher, nodes_[to].replica->incarnation()}];
+    stream.unacked.push_back({push->upto, push->after < stream.upto, push->delta});
+    stream.upto = std::max(stream.upto, push->upto);
   }
   const auto* ack = std::get_if<crdt::Ack>(&message);
   if (ack == nullptr || ack->receiver != sender.incarnation()) return;
   // A bucket that had drained is forgotten, and without disks nothing tells that it was there.
-  auto& pushes = pushed_[{ack->pusher, ack->receiver}];
+  auto& pushes = pushed_[{ack->pusher, ack->receiver}].unacked;
   auto held_value = [&](const crdt::CellId& id, const crdt::SlotId& slot) -> std::uint64_t {
     if (options_.memory_only) {
       const crdt::Cell* cell = sender.find(id);
@@ -453,11 +455,29 @@ void Mesh::watch(std::size_t from, std::size_t to, const crdt::Message& message)
       if (end <= now_ - kSecond + kPump) continue;  // late news is acknowledged and dropped
       for (const crdt::Slot& slot : cell.slots) {
         if (held_value(cell.id, slot.id) >= slot.value) continue;
+        // It may be the first that arrived, and its stamps are those of the pusher's own slots.
+        if (push.again && slot.id.writer != ack->pusher) {
+          ++relayed_later_;
+          continue;
+        }
+        if (cell.id.is_bucket() && born_since(cell.id, end)) {
+          ++acknowledged_drained_;
+          continue;
+        }
         broken_.push_back("34: acknowledged but not durable: " + text(cell));
       }
     }
   }
   std::erase_if(pushes, [&](const Pushed& push) { return push.upto <= ack->upto; });
+}
+
+/// True if the bucket was begun anew when what ended at `end` had drained: that is forgotten then.
+bool Mesh::born_since(const crdt::CellId& bucket, Nanos end) const {
+  auto at = durable_.lower_bound({bucket, {}});
+  for (; at != durable_.end() && at->first.first == bucket; ++at) {
+    if (at->first.second.birth >= static_cast<std::uint64_t>(end)) return true;
+  }
+  return false;
 }
 
 void Mesh::watch_values(const crdt::Delta& delta) {
@@ -506,11 +526,15 @@ bool Mesh::settle(Nanos patience, bool keep_cuts) {
   }
   Nanos end = now_ + patience;
   advance(500 * kMillisecond);
-  while (!at_rest()) {
+  for (;;) {
+    if (at_rest()) {
+      // An offer from before, and the inventory that answers it, may still wake somebody.
+      advance(2 * options_.max_delay);
+      if (at_rest()) return true;
+    }
     if (now_ >= end) return false;
     advance(250 * kMillisecond);
   }
-  return true;
 }
 
 std::map<crdt::CellId, crdt::Cell> Mesh::state(std::size_t i) const {

@@ -110,6 +110,11 @@ class Mesh {
   std::uint64_t messages_overtaken() const {
     return overtaken_;
   }  ///< by a later one of that sender
+  /// Slots of third parties that a push showed higher when it was repeated, and that were not yet
+  /// held when it was acknowledged: their owners see to them.
+  std::uint64_t relayed_later() const { return relayed_later_; }
+  /// Slots of a bucket that had drained and was begun anew before they were acknowledged, unseen.
+  std::uint64_t acknowledged_drained() const { return acknowledged_drained_; }
   /// Crashes and changes of incarnation while cells were on their way.
   std::uint64_t restarts_with_news() const { return restarts_with_news_; }
   const std::vector<std::string>& broken() const { return broken_; }
@@ -117,7 +122,12 @@ class Mesh {
  private:
   struct Pushed {
     std::uint64_t upto = 0;
+    bool again = false;  // some of these stamps were sent before
     crdt::Delta delta;
+  };
+  struct Stream {
+    std::uint64_t upto = 0;
+    std::vector<Pushed> unacked;
   };
   struct Node {
     std::unique_ptr<crdt::Replica> replica;
@@ -153,6 +163,7 @@ class Mesh {
   void send(std::size_t from, std::size_t to, const crdt::Message& message);
   void watch(std::size_t from, std::size_t to, const crdt::Message& message);
   void watch_values(const crdt::Delta& delta);
+  bool born_since(const crdt::CellId& bucket, Nanos end) const;
   void begin_commit(std::size_t node);
   void commit(std::size_t node, std::size_t writes);
   void remember(std::size_t node, const crdt::Delta& delta);
@@ -172,7 +183,7 @@ class Mesh {
   std::uint64_t incarnations_ = 0;
   std::map<crdt::CellId, std::uint64_t> counted_;
   std::map<SlotKey, std::uint64_t> durable_;
-  std::map<std::pair<crdt::Incarnation, crdt::Incarnation>, std::vector<Pushed>> pushed_;
+  std::map<std::pair<crdt::Incarnation, crdt::Incarnation>, Stream> pushed_;
   std::vector<Admission> admissions_;
   std::map<std::string, crdt::SeriesId> series_;
   std::vector<std::uint64_t> sent_ = std::vector<std::uint64_t>(5);
@@ -182,6 +193,8 @@ class Mesh {
   std::uint64_t restarts_with_news_ = 0;
   std::uint64_t next_message_ = 0;
   std::map<std::pair<std::size_t, std::size_t>, std::uint64_t> newest_taken_;
+  std::uint64_t relayed_later_ = 0;
+  std::uint64_t acknowledged_drained_ = 0;
   std::uint64_t writes_lost_ = 0;
   std::uint64_t begun_anew_ = 0;
   std::set<std::size_t> lost_disks_;

@@ -34,6 +34,69 @@ LAW(34, "acknowledged means durable at the peer", "acknowledgements", "a lost me
   reached("messages out of order", mesh.messages_overtaken() > 0);
 }
 
+LAW(34, "of a bucket that has not drained too", "acknowledgements", "a slow disk",
+    "a push repeated with more of a third party's", "begun anew before it was acknowledged") {
+  MeshOptions options = *mesh_options(3, 3).as("mesh");
+  options.memory_only = false;
+  options.loss_percent = 0;
+  options.max_delay = std::min(options.max_delay, 50 * kMillisecond);
+  // Else what a cut keeps back soon comes by a third node.
+  options.anti_entropy_interval = *one_of<Nanos>({kMinute, kSecond});
+  Rule rule;
+  rule.domain = "api";
+  rule.name = "bucket";
+  rule.key = {"key"};
+  rule.algorithm = Algorithm::token_bucket;
+  rule.window = kSecond;
+  rule.limit = *one_of<std::uint64_t>({20, 5, 2}).as("a second");
+  rule.burst = *one_of<std::uint64_t>({3, 10}).as("burst");
+  options.rules = rule_set({rule});
+  Mesh mesh(options);
+  auto pause = [&](Nanos least, Nanos most) {
+    mesh.advance(*between<Nanos>(least, most) * kMillisecond);
+  };
+  int steps = *between(5, 25).as("steps");
+  for (int step = 0; step < steps; ++step) {
+    pause(0, 600);
+    std::size_t node = *between<std::size_t>(0, 2);
+    std::size_t other = (node + *between<std::size_t>(1, 2)) % 3;
+    std::size_t third = 3 - node - other;
+    mesh.check(node, "k", *between<std::uint64_t>(1, 3));
+    int what = *one_of<int>({0, 1, 1, 1, 2, 2, 2, 3});
+    if (what == 1) {
+      // A slow disk keeps the acknowledgement back until the push is repeated.
+      mesh.stall(other, true);
+      for (int i = 0; i < 4; ++i) {
+        pause(500, 600);
+        mesh.check(third, "k", 1);
+      }
+      pause(0, 300);
+      mesh.stall(other, false);
+    } else if (what == 2) {
+      // A cut keeps the push back until the bucket has drained, and is begun anew beyond it.
+      mesh.cut(node, other);
+      pause(100, 500);
+      Nanos end = mesh.now();
+      for (const auto& [id, cell] : mesh.state(node)) end = std::max(end, cell.bucket.expiry);
+      mesh.advance(end - mesh.now());
+      pause(0, 500);
+      mesh.check(other, "k", 1);
+      mesh.mend(node, other);
+    } else if (what == 3) {
+      mesh.cut(node, other, *chance(50));
+      pause(0, 3000);
+      mesh.mend(node, other);
+    }
+    for (const std::string& promise : mesh.broken()) RC_FAIL(promise);
+  }
+  RC_ASSERT(mesh.settle(5 * kMinute));
+  assert_agreement(mesh);
+  reached("acknowledgements", mesh.messages(1) > 0);
+  reached("a slow disk", options.max_commit > 100 * kMillisecond && mesh.messages(1) > 0);
+  reached("a push repeated with more of a third party's", mesh.relayed_later() > 0);
+  reached("begun anew before it was acknowledged", mesh.acknowledged_drained() > 0);
+}
+
 LAW(35, "a fresh peer incarnation gets everything", "with an empty disk", "with its disk",
     "news while it was away", "it counts at once") {
   MeshOptions options = *mesh_options(2, 4).as("mesh");
