@@ -36,6 +36,8 @@ struct Decision {
   /// Some rule that this request consumed from promises commit durability: the answer may go out
   /// only after the next commit.
   bool wants_commit = false;
+  /// The request's id had passed before: this is what it was told then, and nothing was consumed.
+  bool repeated = false;
   /// Every rule that matched, in rule order, shadow rules included.
   std::vector<RuleStatus> statuses;
 
@@ -52,6 +54,22 @@ struct Decision {
   const RuleStatus* decider() const {
     return deciding < 0 ? nullptr : &statuses[static_cast<std::size_t>(deciding)];
   }
+};
+
+/// Names what a reservation holds, within one Limiter. 0: nothing.
+struct Ticket {
+  std::uint64_t number = 0;
+  explicit operator bool() const { return number != 0; }
+  friend bool operator==(const Ticket&, const Ticket&) = default;
+};
+
+/// What became of a ticket.
+struct Settled {
+  bool known = false;      ///< it was open; if not, nothing has changed
+  std::uint64_t hits = 0;  ///< as reserved
+  bool lapsed = false;     ///< some window's time was over: there nothing was counted
+  /// What was counted is durable only after the next commit, as some rule promises.
+  bool wants_commit = false;
 };
 
 }  // namespace weir

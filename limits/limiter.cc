@@ -14,8 +14,10 @@
 #include <weir/limits/bucket.h>
 #include <weir/limits/log_window.h>
 #include <weir/limits/overflow_sketch.h>
+#include <weir/limits/request_ids.h>
 #include <weir/limits/series.h>
 #include <weir/limits/series_table.h>
+#include <weir/limits/tickets.h>
 #include <weir/limits/window.h>
 
 namespace weir {
@@ -93,9 +95,13 @@ struct Plan {
   BriskBucket brisk;
 };
 
+/// What becomes of a cost that is allowed. `no_ticket`: it should be held, and too many are.
+enum class Mode : std::uint8_t { consume, hold, no_ticket };
+
 /// One matching rule of a request under evaluation.
 struct Item {
   std::uint32_t rule = 0;
+  Mode mode = Mode::consume;
   bool made = false;     // the entry, by this request
   bool no_room = false;  // none could be made
   bool brisk = false;    // evaluated by its small bucket: `debt` is what it owes
@@ -262,9 +268,16 @@ struct Limiter::Impl {
   std::atomic<std::size_t> next_stripe{0};
   std::mutex overflow_mutex;  // taken with entries' locks held, never the other way
   OverflowSketch overflow;
+  RequestIds ids;
+  Tickets tickets;
+  std::atomic<std::uint64_t> timed_out{0};
 
   Impl(std::shared_ptr<const RuleSet> rule_set, LimiterOptions given)
-      : rules(std::move(rule_set)), options(given), table(given.max_series, given.replicated) {
+      : rules(std::move(rule_set)),
+        options(given),
+        table(given.max_series, given.replicated),
+        ids(given.hash_key, given.max_request_ids, given.request_id_ttl),
+        tickets(given.max_tickets) {
     for (const Rule& rule : rules->rules()) {
       Plan plan;
       plan.rule = &rule;
@@ -361,8 +374,12 @@ struct Limiter::Impl {
       if (series == nullptr || series->bucket == nullptr) {
         return evaluate_bucket(plan.bucket, {}, 0, now, cost);
       }
-      return evaluate_bucket(plan.bucket, series->bucket->state, series->bucket->total(), now,
-                             cost);
+      const BucketCell& bucket = *series->bucket;
+      if (bucket.held > 0) {
+        return evaluate_bucket(plan.bucket, with_held(plan, bucket, now),
+                               add_saturated(bucket.total(), bucket.held), now, cost);
+      }
+      return evaluate_bucket(plan.bucket, bucket.state, bucket.total(), now, cost);
     }
     const WindowShape& shape = item.shape;
     std::int64_t last = item.index;
@@ -385,6 +402,11 @@ struct Limiter::Impl {
     }
     return evaluate_window(shape, plan.limit, now, cost, last,
                            [&](std::int64_t index) { return series->count(shape.epoch(index)); });
+  }
+
+  /// As if what is held were consumed now.
+  static crdt::BucketState with_held(const Plan& plan, const BucketCell& bucket, Nanos now) {
+    return consume_bucket(plan.bucket, bucket.state, bucket.total(), now, bucket.held);
   }
 
   /// What evaluate_window says of a fixed window with `used` units and nothing in a later one.
@@ -439,6 +461,10 @@ struct Limiter::Impl {
         table.rule(entry) == SeriesTable::kNoRule) {
       table.set_rule(entry, item.rule);
     }
+    if (item.mode == Mode::hold) {
+      hold(plan, item, now);
+      return;
+    }
     if (plan.bucket_cell) {
       if (!consume_small_bucket(plan, item, now)) {
         consume_bucket_cell(plan, general(entry, item.id), item.cost, now);
@@ -456,6 +482,12 @@ struct Limiter::Impl {
     if (crosses(used, add_saturated(used, item.cost), status.limit))
       entry.set(SeriesEntry::kUrgent);
     list(entry);
+  }
+
+  /// The cell in which a cost counts.
+  static crdt::Epoch epoch_of(const Plan& plan, const Item& item, Nanos now) {
+    if (plan.bucket_cell) return crdt::kBucketEpoch;
+    return plan.log ? log_epoch(plan.rule->window, now) : item.shape.epoch(item.index);
   }
 
   bool consume_small_window(const Plan& plan, const Item& item) {
@@ -499,8 +531,7 @@ struct Limiter::Impl {
   }
 
   void consume_bucket_cell(const Plan& plan, Series& series, std::uint64_t cost, Nanos now) {
-    if (series.bucket == nullptr) series.bucket = std::make_unique<BucketCell>();
-    BucketCell& bucket = *series.bucket;
+    BucketCell& bucket = series.make_bucket();
     if (bucket.birth == 0) {
       bucket.birth = std::max(static_cast<std::uint64_t>(now), bucket.last_birth + 1);
       bucket.last_birth = bucket.birth;
@@ -547,7 +578,7 @@ struct Limiter::Impl {
     Nanos now = clamp(given, work.stripe);
     work.items.clear();
     prepare(request, now, work);
-    decide(work.items, work, now, out);
+    decide_once(request, work.items, work, now, out);
   }
 
   void check(std::span<const Request> requests, Nanos given, std::span<Decision> out) {
@@ -564,10 +595,54 @@ struct Limiter::Impl {
       std::size_t begin = 0;
       for (std::size_t i = 0; i < count; ++i) {
         std::span<Item> items(work.items.data() + begin, work.ends[i] - begin);
-        decide(items, work, now, out[first + i]);
+        decide_once(requests[first + i], items, work, now, out[first + i]);
         begin = work.ends[i];
       }
     }
+  }
+
+  void decide_once(const Request& request, std::span<Item> items, Local& work, Nanos now,
+                   Decision& out) {
+    if (request.id.empty()) {
+      decide(items, work, now, out);
+    } else {
+      by_id(request, items, now, out, [&] {
+        decide(items, work, now, out);
+        return Ticket{};
+      });
+    }
+  }
+
+  /// What was told to this id before, or what `decide_now` makes of it. The lock of an id is taken
+  /// before those of series, never with one in hand.
+  template <typename Decide>
+  Ticket by_id(const Request& request, std::span<const Item> items, Nanos now, Decision& out,
+               Decide decide_now) {
+    RequestIds::Answer answer;
+    ids.once(request.domain, request.id, now, [&](const RequestIds::Answer* known) {
+      if (known != nullptr) {
+        out = known->decision;
+        out.repeated = true;
+        answer.ticket = known->ticket;
+        return known;
+      }
+      answer.ticket = decide_now();
+      const RequestIds::Answer* fresh = nullptr;
+      if (consumed(items, out)) {
+        answer.decision = out;
+        fresh = &answer;
+      }
+      return fresh;
+    });
+    return answer.ticket;
+  }
+
+  static bool consumed(std::span<const Item> items, const Decision& decision) {
+    if (!decision.allowed) return false;
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      if (decision.statuses[i].allowed && items[i].cost > 0) return true;
+    }
+    return false;
   }
 
   void decide(std::span<Item> items, Local& work, Nanos now, Decision& out) {
@@ -623,6 +698,7 @@ struct Limiter::Impl {
     out.allowed = true;
     out.deciding = -1;
     out.wants_commit = false;
+    out.repeated = false;
     out.statuses.clear();
     bool missing = false;
     std::unique_lock counting(overflow_mutex, std::defer_lock);
@@ -638,8 +714,13 @@ struct Limiter::Impl {
       status.reset = verdict.reset;
       status.retry_after = verdict.retry_after;
       status.delay = verdict.delay;
-      if (verdict.allowed && item.cost > 0 && item.entry == nullptr) {
-        if (item.no_room) {
+      if (verdict.allowed && item.cost > 0 &&
+          (item.entry == nullptr || item.mode == Mode::no_ticket)) {
+        if (item.mode == Mode::no_ticket && plan.rule->on_failure == OnFailure::closed) {
+          deny_degraded(status);
+        } else if (item.entry != nullptr) {
+          // Counted at once.
+        } else if (item.no_room) {
           if (!counting.owns_lock()) counting.lock();
           degrade(plan, item, now, status);
         } else {
@@ -702,10 +783,7 @@ struct Limiter::Impl {
   /// No room for the series: closed rules deny; open ones count in the sketch, which may deny too
   /// early and never too late.
   void degrade(const Plan& plan, const Item& item, Nanos now, RuleStatus& status) {
-    status.degraded = true;
-    status.delay = 0;
-    status.allowed = false;
-    status.retry_after = kSecond;
+    deny_degraded(status);
     if (plan.rule->on_failure == OnFailure::closed) return;
     Period period = period_of(plan, item, now);
     std::uint64_t used = overflow.estimate(item.id, period.number, now);
@@ -718,10 +796,143 @@ struct Limiter::Impl {
     status.retry_after = status.allowed ? 0 : period.end - now;
   }
 
+  static void deny_degraded(RuleStatus& status) {
+    status.degraded = true;
+    status.delay = 0;
+    status.allowed = false;
+    status.retry_after = kSecond;
+  }
+
   void make(Item& item) {
     if (item.entry != nullptr || item.cost == 0 || item.no_room) return;
     item.entry = table.insert(item.id, item.rule, item.made);
     item.no_room = item.entry == nullptr;
+  }
+
+  // Reservations.
+
+  Ticket reserve(const Request& request, Nanos given, Nanos timeout, Decision& out) {
+    Local& work = local();
+    Nanos now = clamp(given, work.stripe);
+    work.items.clear();
+    prepare(request, now, work);
+    auto reserve_now = [&] { return reserve(request, work, now, timeout, out); };
+    return request.id.empty() ? reserve_now() : by_id(request, work.items, now, out, reserve_now);
+  }
+
+  Ticket reserve(const Request& request, Local& work, Nanos now, Nanos timeout, Decision& out) {
+    bool room = request.hits > 0 && tickets.keep_room();
+    for (Item& item : work.items) item.mode = room ? Mode::hold : Mode::no_ticket;
+    decide(work.items, work, now, out);
+    if (room) out.wants_commit = false;  // when it is settled
+    OpenTicket ticket;
+    for (std::size_t i = 0; i < work.items.size() && out.allowed; ++i) {
+      const Item& item = work.items[i];
+      const Plan& plan = plans[item.rule];
+      RuleStatus& status = out.statuses[i];
+      if (!status.allowed || status.degraded || item.cost == 0) continue;
+      if (room) {
+        ticket.holds.push_back({item.rule, item.id, epoch_of(plan, item, now),
+                                plan.rule->cost_of(request), item.cost});
+      } else {
+        status.degraded = true;
+        add_one(stripes[work.stripe].counters[item.rule].degraded, work.alone());
+      }
+    }
+    if (ticket.holds.empty()) {
+      if (room) tickets.give_room_back();
+      return {};
+    }
+    ticket.hits = request.hits;
+    ticket.deadline = now + std::clamp<Nanos>(timeout, 0, kMaxHold);
+    return {tickets.open(std::move(ticket))};
+  }
+
+  void hold(const Plan& plan, const Item& item, Nanos now) {
+    Series& series = general(*item.entry, item.id);
+    if (plan.bucket_cell) {
+      series.make_bucket().held += item.cost;  // at most the limit, as all of it was allowed
+      return;
+    }
+    series.forget_windows(now - kGrace);
+    series.window(epoch_of(plan, item, now)).held += item.cost;
+  }
+
+  Settled settle_ticket(const OpenTicket& ticket, std::uint64_t actual, Nanos now) {
+    Settled out;
+    out.known = true;
+    out.hits = ticket.hits;
+    for (const Hold& hold : ticket.holds) {
+      const Plan& plan = plans[hold.rule];
+      Item item;
+      item.rule = hold.rule;
+      item.id = hold.series;
+      item.cost = mul_saturated(hold.per_hit, actual);
+      if (!plan.bucket_cell && !plan.log) {
+        item.shape = window_shape(*plan.rule, item.id);
+        item.index = item.shape.index(now);
+        item.start = item.shape.start(item.index);
+      }
+      // It is there: what holds something is not forgotten.
+      with_entry(item.id, false, [&](SeriesEntry& entry) {
+        item.entry = &entry;
+        bool counted = settle_hold(plan, item, hold, now);
+        out.lapsed |= !counted;
+        out.wants_commit |= counted && item.cost > 0 && options.replicated &&
+                            plan.rule->durability == Durability::commit;
+      });
+    }
+    return out;
+  }
+
+  /// False if it is too late to count anything.
+  bool settle_hold(const Plan& plan, const Item& item, const Hold& hold, Nanos now) {
+    Series& series = *item.entry->series;
+    WindowCell* cell = nullptr;
+    if (plan.bucket_cell) {
+      series.bucket->held -= hold.units;
+    } else {
+      cell = series.find(hold.epoch);
+      cell->held -= hold.units;
+      bool over = hold.epoch.expiry <= now;
+      if (cell->empty() && (over || item.cost == 0)) {
+        series.windows.erase(series.windows.begin() + (cell - series.windows.data()));
+      }
+      if (over) return false;
+    }
+    if (item.cost == 0) return true;
+    std::uint64_t left = evaluate(plan, item, 0, now).remaining;
+    std::uint64_t used = plan.limit - std::min(plan.limit, left);
+    if (plan.bucket_cell) {
+      consume_bucket_cell(plan, series, item.cost, now);
+    } else {
+      cell->own = add_saturated(cell->own, item.cost);
+      cell->dirty = options.replicated;
+    }
+    if (!options.replicated) return true;
+    if (crosses(used, add_saturated(used, item.cost), plan.limit)) {
+      item.entry->set(SeriesEntry::kUrgent);
+    }
+    list(*item.entry);
+    return true;
+  }
+
+  std::size_t settle_due(Nanos now, std::size_t max) {
+    std::size_t settled = 0;
+    while (settled < max) {
+      std::optional<OpenTicket> ticket = tickets.take_due(now);
+      if (!ticket) break;
+      settle_ticket(*ticket, ticket->hits, now);
+      ++settled;
+    }
+    timed_out.fetch_add(settled, std::memory_order_relaxed);
+    return settled;
+  }
+
+  void settle_all(Nanos now) {
+    while (std::optional<OpenTicket> ticket = tickets.take_due(kNever)) {
+      settle_ticket(*ticket, ticket->hits, now);
+    }
   }
 
   static void pick_decider(Decision& out, int index) {
@@ -840,8 +1051,7 @@ struct Limiter::Impl {
   }
 
   void absorb_bucket(Series& series, const crdt::Cell& cell, std::uint64_t total) {
-    if (series.bucket == nullptr) series.bucket = std::make_unique<BucketCell>();
-    BucketCell& bucket = *series.bucket;
+    BucketCell& bucket = series.make_bucket();
     std::uint64_t own = bucket.birth == 0 ? 0 : cell.value_of({options.incarnation, bucket.birth});
     bucket.others = std::max(bucket.others, total - own);
     crdt::join(bucket.state, cell.bucket);
@@ -905,6 +1115,7 @@ struct Limiter::Impl {
   }
 
   std::size_t sweep(Nanos floor) {
+    ids.expire(floor);
     return table.visit_all([&](SeriesEntry& entry) {
       if (entry.has(SeriesEntry::kListed)) return false;
       switch (entry.form()) {
@@ -923,8 +1134,12 @@ struct Limiter::Impl {
       }
       Series& series = *entry.series;
       series.forget_windows(floor - kGrace);
-      return series.windows.empty() &&
-             (series.bucket == nullptr || series.bucket->state.expiry <= floor);
+      if (!series.windows.empty()) return false;
+      if (series.bucket == nullptr) return true;
+      if (series.bucket->state.expiry > floor) return false;
+      // Its slots are forgotten here before the replica may do so.
+      series.bucket->begin_anew();
+      return series.bucket->held == 0;
     });
   }
 
@@ -943,8 +1158,9 @@ struct Limiter::Impl {
         if (entry.form() == Form::bucket) state = small_bucket(entry, plan.brisk);
         std::uint64_t total = state.checkpoint.counted;
         if (series != nullptr && series->bucket != nullptr) {
-          state = series->bucket->state;
-          total = series->bucket->total();
+          const BucketCell& bucket = *series->bucket;
+          state = bucket.held > 0 ? with_held(plan, bucket, now) : bucket.state;
+          total = add_saturated(bucket.total(), bucket.held);
         }
         auto unit = static_cast<std::uint64_t>(shape.unit);
         crdt::DebtTicks debt =
@@ -979,6 +1195,33 @@ Decision Limiter::check(const Request& request, Nanos now) {
   Decision decision;
   impl_->check(request, now, decision);
   return decision;
+}
+
+Ticket Limiter::reserve(const Request& request, Nanos now, Nanos timeout, Decision& out) {
+  return impl_->reserve(request, now, timeout, out);
+}
+
+Settled Limiter::settle(Ticket ticket, std::uint64_t actual, Nanos now) {
+  std::optional<OpenTicket> open = impl_->tickets.take(ticket.number);
+  if (!open) return {};
+  return impl_->settle_ticket(*open, actual, impl_->clamp(now, local().stripe));
+}
+
+std::size_t Limiter::settle_due(Nanos now, std::size_t max) {
+  return impl_->settle_due(impl_->clamp(now, local().stripe), max);
+}
+
+void Limiter::settle_all(Nanos now) {
+  impl_->settle_all(impl_->clamp(now, local().stripe));
+}
+
+RequestIdCounters Limiter::request_ids() const {
+  return {impl_->ids.size(), impl_->ids.repeated(), impl_->ids.evicted()};
+}
+
+TicketCounters Limiter::tickets() const {
+  return {impl_->tickets.size(), impl_->timed_out.load(std::memory_order_relaxed),
+          impl_->tickets.refused()};
 }
 
 const RuleSet& Limiter::rules() const {

@@ -30,12 +30,32 @@ struct LimiterOptions {
   /// Keep track of what changed for drain(). Leave off when nobody replicates.
   bool replicated = false;
   crdt::Incarnation incarnation{};  ///< of the replica; only with `replicated`
+  /// Request ids remembered, about 200 bytes each and 64 for each rule that matched. When full the
+  /// oldest are forgotten: a request that comes again after (about) so many newer ones counts
+  /// again.
+  std::size_t max_request_ids = 1u << 16;
+  Nanos request_id_ttl = kMinute;  ///< for how long one is remembered
+  /// Reservations open at once. Beyond, one is answered by its rules' on_failure: `closed` denies,
+  /// `open` counts the estimate at once, as the timeout would. Either is reported as degraded.
+  std::size_t max_tickets = 1u << 16;
 };
 
 struct RuleCounters {
   std::uint64_t allowed = 0;   ///< requests to which this rule had no objection
   std::uint64_t denied = 0;    ///< requests it denied (for a shadow rule: would have)
   std::uint64_t degraded = 0;  ///< requests that on_failure answered
+};
+
+struct RequestIdCounters {
+  std::size_t held = 0;
+  std::uint64_t repeated = 0;  ///< requests that were told what they were told before
+  std::uint64_t evicted = 0;   ///< ids forgotten before their time, for want of room
+};
+
+struct TicketCounters {
+  std::size_t open = 0;
+  std::uint64_t timed_out = 0;  ///< settled in full, as nobody did in time
+  std::uint64_t refused = 0;    ///< reservations for which there was no room
 };
 
 /// Decides from memory. Thread-safe: any number of threads may call any member at any time, except
@@ -52,23 +72,52 @@ class Limiter {
   /// denied request consumes nothing. `now` is clamped so that time never runs backwards for a
   /// thread; between threads it may by less than a millisecond.
   /// Reusing `out` avoids allocation.
+  ///
+  /// A request with an id that passed and consumed is remembered with its answer (LimiterOptions):
+  /// the same id in the same domain is told the same again, with `repeated` set, and consumes
+  /// nothing. One that was denied is not remembered: it may pass when it comes again. Of two
+  /// threads with one id at the same time exactly one consumes.
   void check(const Request& request, Nanos now, Decision& out);
   Decision check(const Request& request, Nanos now);
   /// The same for several requests, as if one after the other; `out` is as long as `requests`.
   /// Faster than single calls: the memory of the next ones is fetched meanwhile.
   void check(std::span<const Request> requests, Nanos now, std::span<Decision> out);
 
+  // Reservations, for costs that are known only afterwards. docs/reserve.md
+
+  /// Decides as check() does, with `hits` as the estimate. What it would consume is held instead:
+  /// it counts in every decision here at once, and is neither drained nor durable until it is
+  /// settled. A hold in a bucket stands undrained, as if consumed now. `timeout` from now (0 to
+  /// kMaxHold) it is settled in full, by settle_due(). No ticket if nothing is held: the request
+  /// was denied, asks for 0 hits, meets no rule that counts it, or was answered by on_failure. A
+  /// repeated request gets its ticket again.
+  Ticket reserve(const Request& request, Nanos now, Nanos timeout, Decision& out);
+  static constexpr Nanos kMaxHold = kDay;
+  /// The hold goes, and `actual` hits are counted, more than were reserved and beyond the limit
+  /// too: in windows and logs at the instant of the reservation (nothing, if no decision reads that
+  /// any more), in buckets at `now`. Settles once.
+  Settled settle(Ticket ticket, std::uint64_t actual, Nanos now);
+  /// Settles in full what has timed out at `now`, at most `max` tickets. Returns how many. Call it
+  /// every now and then; it costs little if there are none.
+  std::size_t settle_due(Nanos now, std::size_t max);
+  /// Settles in full all that is open: nobody will come to settle it.
+  void settle_all(Nanos now);
+
   const RuleSet& rules() const;
   /// The series that `rule` (an index into rules()) counts this request in. The request must match.
   crdt::SeriesId series_of(std::uint32_t rule, const Request& request) const;
   RuleCounters counters(std::uint32_t rule) const;
+  RequestIdCounters request_ids() const;
+  TicketCounters tickets() const;
   std::size_t series_count() const;
-  /// Units consumed in the rule's current window or, for buckets, owed now; own and merged counts.
+  /// Units consumed in the rule's current window or, for buckets, owed now; own and merged counts,
+  /// and what is held.
   std::uint64_t used(std::uint32_t rule, const Request& request, Nanos now);
 
-  /// Forgets series that are over at `floor` (windows past, buckets full) and drained. Returns how
-  /// many. With a replica: sweep, then drain everything, then Replica::retire_buckets(floor), so
-  /// that a bucket's slots are forgotten here first.
+  /// Forgets series that are over at `floor` (windows past, buckets full), drained and not held,
+  /// and request ids whose time was over then. Returns how many series. With a replica: sweep, then
+  /// drain everything, then Replica::retire_buckets(floor), so that a bucket's slots are forgotten
+  /// here first.
   std::size_t sweep(Nanos floor);
 
   // The other side of the limiter: the replica's driver.

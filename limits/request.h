@@ -20,6 +20,9 @@ struct Request {
   /// How many units the request asks for, multiplied by each rule's cost. 0 peeks: it reports the
   /// state of each rule and consumes nothing.
   std::uint64_t hits = 1;
+  /// Names this request, within its domain; empty: it has no name. The same name again is the same
+  /// request again (Limiter::check), whatever else it says.
+  std::string_view id = {};
 
   /// The value of `key`, or nullptr.
   const std::string_view* find(std::string_view key) const {

@@ -15,7 +15,10 @@ struct WindowCell {
   std::uint64_t own = 0;     ///< this node's current slot
   std::uint64_t others = 0;  ///< all other slots
   bool dirty = false;        ///< own has grown since it was last drained
-  std::uint64_t total() const { return add_saturated(own, others); }
+  std::uint64_t held = 0;    ///< by open tickets; never drained
+  /// What decisions count.
+  std::uint64_t total() const { return add_saturated(add_saturated(own, others), held); }
+  bool empty() const { return own == 0 && others == 0 && held == 0; }
 };
 
 struct BucketCell {
@@ -27,7 +30,15 @@ struct BucketCell {
   crdt::BucketState state;
   crdt::Checkpoint made;  ///< by the last consumption here: it surely counts all of own
   bool dirty = false;
+  std::uint64_t held = 0;  ///< by open tickets; no part of the state
   std::uint64_t total() const { return add_saturated(own, others); }
+  /// As if never used, but for what is held.
+  void begin_anew() {
+    BucketCell fresh;
+    fresh.last_birth = last_birth;
+    fresh.held = held;
+    *this = fresh;
+  }
 };
 
 /// A series in its general form: everything that does not fit an Entry of the table. Guarded by
@@ -36,6 +47,10 @@ struct Series {
   std::vector<WindowCell> windows;  ///< by start, oldest first
   std::unique_ptr<BucketCell> bucket;
 
+  BucketCell& make_bucket() {
+    if (bucket == nullptr) bucket = std::make_unique<BucketCell>();
+    return *bucket;
+  }
   WindowCell* find(const crdt::Epoch& epoch) {
     for (auto cell = windows.rbegin(); cell != windows.rend(); ++cell) {
       if (cell->epoch <= epoch) return cell->epoch == epoch ? &*cell : nullptr;
@@ -55,7 +70,7 @@ struct Series {
   }
   void forget_windows(Nanos before) {
     std::erase_if(windows, [before](const WindowCell& cell) {
-      return cell.epoch.expiry <= before && !cell.dirty;
+      return cell.epoch.expiry <= before && !cell.dirty && cell.held == 0;
     });
   }
 };

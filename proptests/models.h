@@ -113,6 +113,51 @@ class PlainLimiter {
   Nanos now() const { return now_; }
 
   Answer check(const std::string& key, std::uint64_t hits, bool post, Nanos given) {
+    return decide(key, hits, post, given, nullptr);
+  }
+
+  /// What one reservation holds. `units` of each rule that holds any, and what a hit costs there.
+  struct Holding {
+    std::string key;
+    Nanos at = 0;
+    std::map<std::size_t, std::uint64_t> units;
+    std::map<std::size_t, std::uint64_t> per_hit;
+  };
+  /// Decides as check(); `number` names what is held.
+  Answer reserve(int number, const std::string& key, std::uint64_t hits, Nanos given) {
+    Holding holding;
+    Answer answer = decide(key, hits, false, given, &holding);
+    if (!holding.units.empty()) holdings_[number] = std::move(holding);
+    for (std::size_t i = 0; i < rules_.size(); ++i) answer.remaining[i] = remaining(i, key);
+    return answer;
+  }
+  bool holds(int number) const { return holdings_.contains(number); }
+  /// True if it was counted everywhere; false where a window was over.
+  bool settle(int number, std::uint64_t actual, Nanos given) {
+    now_ = std::max(now_, given);
+    Holding holding = holdings_.at(number);
+    holdings_.erase(number);
+    bool counted = true;
+    for (const auto& [i, per_hit] : holding.per_hit) {
+      bool bucket = is_bucket(rules_[i].algorithm);
+      if (!bucket && !read_now(i, holding.key, holding.at)) {
+        counted = false;
+        continue;
+      }
+      std::uint64_t units = per_hit * actual;
+      logs_[i][holding.key].push_back({bucket ? now_ : holding.at, units});
+      consumed_ += units;
+    }
+    return counted;
+  }
+  /// Of every rule, by checks and settlements.
+  Uint128 consumed() const { return consumed_; }
+  /// What a peek says.
+  std::uint64_t left(std::size_t i, const std::string& key) { return remaining(i, key); }
+
+ private:
+  Answer decide(const std::string& key, std::uint64_t hits, bool post, Nanos given,
+                Holding* holding) {
     now_ = std::max(now_, given);
     Answer answer;
     std::vector<std::uint64_t> costs;
@@ -123,13 +168,49 @@ class PlainLimiter {
       if (!fits && !rules_[i].shadow) answer.allowed = false;
     }
     for (std::size_t i = 0; i < rules_.size(); ++i) {
-      if (answer.allowed && answer.rules[i]) logs_[i][key].push_back({now_, costs[i]});
+      if (answer.allowed && answer.rules[i] && holding == nullptr) {
+        logs_[i][key].push_back({now_, costs[i]});
+        consumed_ += costs[i];
+      } else if (answer.allowed && answer.rules[i] && costs[i] > 0) {
+        holding->key = key;
+        holding->at = now_;
+        holding->units[i] = costs[i];
+        holding->per_hit[i] = costs[i] / hits;
+      }
       answer.remaining.push_back(remaining(i, key));
     }
     return answer;
   }
 
- private:
+  std::int64_t number(std::size_t i, const std::string& key, Nanos at) const {
+    const Rule& rule = rules_[i];
+    bool sliding = rule.algorithm == Algorithm::sliding_window;
+    Nanos sub = sliding ? rule.window / rule.slots : rule.window;
+    return (at + (rule.phase == Phase::spread ? phases_[i].at(key) : 0)) / sub;
+  }
+  /// True if a decision now counts what a window or a log was given at `at`.
+  bool read_now(std::size_t i, const std::string& key, Nanos at) const {
+    const Rule& rule = rules_[i];
+    if (rule.calendar) {
+      return berlin_window(rule.calendar->unit, at) == berlin_window(rule.calendar->unit, now_);
+    }
+    if (rule.algorithm == Algorithm::sliding_log) return now_ - at < rule.window;
+    bool sliding = rule.algorithm == Algorithm::sliding_window;
+    return number(i, key, now_) - number(i, key, at) <= (sliding ? rule.slots : 0);
+  }
+
+  /// What was consumed and, as if consumed when it was reserved, what is held.
+  std::vector<Consumption> with_held(std::size_t i, const std::string& key) {
+    std::vector<Consumption> all = logs_[i][key];
+    for (const auto& [number, holding] : holdings_) {
+      auto units = holding.units.find(i);
+      if (holding.key == key && units != holding.units.end()) {
+        all.push_back({is_bucket(rules_[i].algorithm) ? now_ : holding.at, units->second});
+      }
+    }
+    return all;
+  }
+
   static std::uint64_t cost(const Rule& rule, std::uint64_t hits, bool post) {
     std::uint64_t per_hit = post && rule.cost_by_method.contains("POST")
                                 ? rule.cost_by_method.at("POST")
@@ -138,61 +219,63 @@ class PlainLimiter {
     return static_cast<std::uint64_t>(std::min<Uint128>(product, ~std::uint64_t{0}));
   }
 
-  /// What is free now, as a fraction of `scale` per unit; below 0 counts as 0.
-  Uint128 room(std::size_t i, const std::string& key, Uint128& scale) {
+  /// What is free now, as a fraction of `scale` per unit. `over`: less than nothing; it returns 0.
+  Uint128 room(std::size_t i, const std::string& key, Uint128& scale, bool& over) {
+    auto left = [&over](Uint128 all, Uint128 used) {
+      over = used > all;
+      return over ? 0 : all - used;
+    };
     const Rule& rule = rules_[i];
-    const std::vector<Consumption>& log = logs_[i][key];
+    std::vector<Consumption> log = with_held(i, key);
     if (rule.algorithm == Algorithm::token_bucket || rule.algorithm == Algorithm::leaky_bucket) {
       scale = static_cast<std::uint64_t>(rule.window);
       std::uint64_t burst = rule.burst == 0 || rule.limit == 0 ? rule.limit : rule.burst;
-      ExactBucket bucket(rule.limit, rule.window, burst);
-      for (const Consumption& one : log) bucket.take(one.at, one.units);
-      return bucket.held(now_);
+      Uint128 full = static_cast<Uint128>(burst) * static_cast<std::uint64_t>(rule.window);
+      Uint128 debt = true_debt(log, now_, rule.limit, rule.window, full * (1 + rule.max_debt));
+      return left(full, debt);
     }
     if (rule.algorithm == Algorithm::sliding_log || rule.calendar) {
       std::uint64_t used = 0;
-      for (const Consumption& one : log) {
-        bool counts = rule.calendar ? berlin_window(rule.calendar->unit, one.at) ==
-                                          berlin_window(rule.calendar->unit, now_)
-                                    : now_ - one.at < rule.window;
-        if (counts) used += one.units;
-      }
+      for (const Consumption& one : log) used += read_now(i, key, one.at) ? one.units : 0;
       scale = 1;
-      return rule.limit - used;
+      return left(rule.limit, used);
     }
     bool sliding = rule.algorithm == Algorithm::sliding_window;
     Nanos sub = sliding ? rule.window / rule.slots : rule.window;
     Nanos phase = rule.phase == Phase::spread ? phases_[i].at(key) : 0;
-    auto number = [&](Nanos at) { return (at + phase) / sub; };
     Nanos into = (now_ + phase) % sub;
     scale = static_cast<std::uint64_t>(sub);
     Uint128 used = 0;
     for (const Consumption& one : log) {
-      std::int64_t age = number(now_) - number(one.at);
+      if (!read_now(i, key, one.at)) continue;
+      std::int64_t age = number(i, key, now_) - number(i, key, one.at);
       std::int64_t oldest = sliding ? rule.slots : 0;
-      if (age > oldest) continue;
       bool whole = age < oldest || !sliding || rule.strict;
       used +=
           static_cast<Uint128>(one.units) * static_cast<std::uint64_t>(whole ? sub : sub - into);
     }
     Uint128 limit = static_cast<Uint128>(rule.limit) * scale;
-    return used > limit ? 0 : limit - used;
+    return left(limit, used);
   }
 
   bool admits(std::size_t i, const std::string& key, std::uint64_t cost) {
     Uint128 scale = 1;
-    Uint128 free = room(i, key, scale);
-    return static_cast<Uint128>(cost) * scale <= free;
+    bool over = false;
+    Uint128 free = room(i, key, scale, over);
+    return !over && static_cast<Uint128>(cost) * scale <= free;
   }
   std::uint64_t remaining(std::size_t i, const std::string& key) {
     Uint128 scale = 1;
-    Uint128 free = room(i, key, scale);
+    bool over = false;
+    Uint128 free = room(i, key, scale, over);
     return static_cast<std::uint64_t>(free / scale);
   }
 
   std::vector<Rule> rules_;
   std::vector<std::map<std::string, Nanos>> phases_;
   std::vector<std::map<std::string, std::vector<Consumption>>> logs_;
+  std::map<int, Holding> holdings_;
+  Uint128 consumed_ = 0;
   Nanos now_;
 };
 
