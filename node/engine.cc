@@ -1,12 +1,15 @@
 #include <weir/node/engine.h>
 
 #include <algorithm>
+#include <charconv>
 #include <utility>
 
 namespace weir::node {
 namespace {
 
 constexpr std::size_t kDrainBatch = 2048;
+/// Reservations that have timed out, settled in one pump.
+constexpr std::size_t kSettleBatch = 1024;
 
 }  // namespace
 
@@ -35,10 +38,14 @@ bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& e
   time_ = recovered.time_floor;
   Nanos now = clock(wall);
   options_.replica.incarnation = fresh;
+  boot_ = crdt::to_string(fresh);
   replica_ = std::make_unique<crdt::Replica>(options_.replica, store_ == nullptr);
   LimiterOptions limiter;
   limiter.hash_key = options_.hash_key;
   limiter.max_series = options_.max_series;
+  limiter.max_request_ids = options_.max_request_ids;
+  limiter.request_id_ttl = options_.request_id_ttl;
+  limiter.max_tickets = options_.max_tickets;
   limiter.replicated = true;
   limiter.incarnation = fresh;
   limiter_ = std::make_unique<Limiter>(options_.rules, limiter);
@@ -49,6 +56,7 @@ bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& e
 
 void Engine::stop(Nanos wall) {
   Nanos now = clock(wall);
+  limiter_->settle_all(now);
   if (store_ == nullptr || !durable_) return;
   while (!drain(now)) {
     // It stops after a batch when the disk is behind; close() waits for the disk.
@@ -58,7 +66,7 @@ void Engine::stop(Nanos wall) {
   // It committed everything queued, or the store has failed, of which the driver may not have
   // heard.
   if (!store_broke_) persisted_ = last_write_;
-  settle(store_broke_);
+  answer_waiters(store_broke_);
 }
 
 Nanos Engine::clock(Nanos wall) {
@@ -81,6 +89,29 @@ void Engine::check(const Request& request, Nanos wall, Decision& out) {
   limiter_->check(request, clock(wall), out);
 }
 
+Ticket Engine::reserve(const Request& request, Nanos wall, Nanos timeout, Decision& out) {
+  return limiter_->reserve(request, clock(wall), timeout, out);
+}
+
+Settled Engine::settle(Ticket ticket, std::uint64_t actual, Nanos wall) {
+  return limiter_->settle(ticket, actual, clock(wall));
+}
+
+std::string Engine::ticket_name(Ticket ticket) const {
+  return ticket ? boot_ + "-" + std::to_string(ticket.number) : std::string();
+}
+
+Ticket Engine::ticket_named(std::string_view name) const {
+  Ticket ticket;
+  if (!name.starts_with(boot_)) return ticket;
+  name.remove_prefix(boot_.size());
+  if (!name.starts_with('-')) return ticket;
+  const char* end = name.data() + name.size();
+  auto [stop, error] = std::from_chars(name.data() + 1, end, ticket.number);
+  if (error != std::errc() || stop != end) ticket.number = 0;
+  return ticket;
+}
+
 void Engine::when_durable(std::function<void(bool)> done) {
   if (!durable_) {
     done(false);
@@ -93,6 +124,7 @@ void Engine::pump(Nanos wall) {
   Nanos now = clock(wall);
   reserve_time(wall);
   if (renewing_ && (!durable_ || persisted_ >= last_write_)) renew(now);
+  limiter_->settle_due(now, kSettleBatch);
   holding_ = durable_ && (renewing_ || store_->backlog() >= options_.max_backlog);
   bool sweep = now >= next_sweep_ && !holding_;
   Nanos floor = now - options_.replica.max_skew;
@@ -108,7 +140,7 @@ void Engine::pump(Nanos wall) {
   replica_->tick(now);
   dispatch();
   handle_alarms(now);
-  settle(false);
+  answer_waiters(false);
 }
 
 /// True if everything that was waiting has been handed over.
@@ -185,7 +217,7 @@ void Engine::committed(crdt::WriteId upto, Nanos wall) {
   persisted_ = std::max(persisted_, upto);
   replica_->persisted(upto, clock(wall));
   dispatch();
-  settle(false);
+  answer_waiters(false);
 }
 
 void Engine::store_failed(const std::string& reason, Nanos wall) {
@@ -197,10 +229,10 @@ void Engine::store_failed(const std::string& reason, Nanos wall) {
   renewing_ = false;
   events_.log("storage_failed", reason);
   reincarnate(options_.fresh_incarnation(), true);
-  settle(true);
+  answer_waiters(true);
 }
 
-void Engine::settle(bool failed) {
+void Engine::answer_waiters(bool failed) {
   while (!drained_.empty() && drained_.front().write <= persisted_) {
     durable_generation_ = drained_.front().generation;
     drained_.pop_front();

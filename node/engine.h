@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <weir/crdt/replica.h>
@@ -19,6 +20,9 @@ struct EngineOptions {
   std::shared_ptr<const RuleSet> rules;
   HashKey hash_key{};
   std::size_t max_series = 1u << 20;
+  std::size_t max_request_ids = 1u << 16;  ///< as in LimiterOptions
+  Nanos request_id_ttl = kMinute;
+  std::size_t max_tickets = 1u << 16;
   Nanos sweep_interval = kSecond;
   /// How far ahead of now the time ceiling is kept on disk. After a crash the clock resumes there,
   /// so it may stand still for this long; it also stands still while the disk makes no ceiling
@@ -49,8 +53,8 @@ struct EngineStatus {
 };
 
 /// Limiter, replica and store as one node, without sockets, threads or a clock: the daemon drives
-/// it from libuv, the simulator from a seed. One thread drives it; check() and clock() may be
-/// called from any thread at any time.
+/// it from libuv, the simulator from a seed. One thread drives it; check(), reserve(), settle() and
+/// clock() may be called from any thread at any time.
 ///
 /// A count's way: check() -> limiter; pump() -> replica and store; committed() -> visible to peers.
 /// A peer's count: receive() -> replica and limiter at once, store; committed() -> acknowledged.
@@ -75,6 +79,15 @@ class Engine {
 
   /// Decides. If the decision wants_commit the answer must wait: see when_durable().
   void check(const Request& request, Nanos wall, Decision& out);
+  /// Limiter::reserve and settle. pump() settles what has timed out, and stop() all that is open; a
+  /// crash loses what is held, since only memory knew of it. A settlement that wants_commit waits
+  /// as a decision does.
+  Ticket reserve(const Request& request, Nanos wall, Nanos timeout, Decision& out);
+  Settled settle(Ticket ticket, std::uint64_t actual, Nanos wall);
+  /// A ticket's name in the cluster: the boot that gave it out and its number. Empty for no ticket.
+  std::string ticket_name(Ticket ticket) const;
+  /// The other way round. No ticket if the name is another boot's, or none.
+  Ticket ticket_named(std::string_view name) const;
   /// Calls back, from a later pump() or committed(), once everything decided before this call is
   /// durable (true) or can no longer become so (false). Driver's thread.
   void when_durable(std::function<void(bool durable)> done);
@@ -111,13 +124,14 @@ class Engine {
   void handle_alarms(Nanos now);
   void renew(Nanos now);
   void reincarnate(const crdt::Incarnation& fresh, bool memory_only);
-  void settle(bool failed);
+  void answer_waiters(bool failed);
 
   EngineOptions options_;
   storage::Store* store_;
   EngineEvents events_;
   std::unique_ptr<Limiter> limiter_;
   std::unique_ptr<crdt::Replica> replica_;
+  std::string boot_;  // in names of tickets; stays when the incarnation changes
   std::atomic<Nanos> time_{0};
   std::atomic<Nanos> ceiling_{kNever};  // durable; raised by the store's thread
   std::atomic<bool> durable_{false};

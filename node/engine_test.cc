@@ -145,6 +145,103 @@ TEST(Engine, AnAnswerThatWantsACommitWaitsForIt) {
   EXPECT_EQ(answers, std::vector<bool>{true});
 }
 
+TEST(Engine, AReservationIsDurableOnceItIsSettled) {
+  ModelStore disk;
+  Node node(&disk);
+  Entry entry{"key", "k"};
+  Ticket ticket = node.engine->reserve({"api", {&entry, 1}, 40}, kNow, kMinute, node.decision);
+  ASSERT_TRUE(ticket);
+  EXPECT_FALSE(node.decision.wants_commit);
+  EXPECT_EQ(node.used(), 40u);
+  node.engine->pump(kNow);
+  node.commit();
+  EXPECT_TRUE(disk.cells.empty());
+
+  Settled settled = node.engine->settle(ticket, 25, kNow);
+  EXPECT_TRUE(settled.wants_commit);
+  std::vector<bool> answers;
+  node.engine->when_durable([&](bool durable) { answers.push_back(durable); });
+  node.engine->pump(kNow);
+  EXPECT_TRUE(answers.empty());
+  node.commit();
+  EXPECT_EQ(answers, std::vector<bool>{true});
+  ASSERT_EQ(disk.cells.size(), 1u);
+  EXPECT_EQ(disk.cells.begin()->second.total(), 25u);
+}
+
+TEST(Engine, ReservationsTimeOutInAPumpAndEndWithACleanStop) {
+  ModelStore disk;
+  {
+    Node node(&disk);
+    Entry entry{"key", "k"};
+    node.engine->reserve({"api", {&entry, 1}, 10}, kNow, kSecond, node.decision);
+    node.engine->reserve({"api", {&entry, 1}, 20}, kNow, kMinute, node.decision);
+    node.engine->pump(kNow + kSecond);
+    EXPECT_EQ(node.engine->limiter().tickets().timed_out, 1u);
+    node.commit(kNow + kSecond);
+    EXPECT_EQ(disk.cells.begin()->second.total(), 10u);
+    node.engine->stop(kNow + kSecond);
+  }
+  EXPECT_EQ(disk.cells.begin()->second.total(), 30u);
+}
+
+TEST(Engine, ACrashLosesWhatIsHeld) {
+  ModelStore disk;
+  Ticket ticket;
+  std::string name;
+  {
+    Node node(&disk);
+    Entry entry{"key", "k"};
+    node.hit(5);
+    ticket = node.engine->reserve({"api", {&entry, 1}, 10}, kNow, kMinute, node.decision);
+    name = node.engine->ticket_name(ticket);
+    EXPECT_EQ(node.engine->ticket_named(name), ticket);
+    node.engine->pump(kNow);
+    node.commit();
+  }
+  Node node(&disk);
+  EXPECT_EQ(node.used(), 5u);
+  EXPECT_FALSE(node.engine->ticket_named(name));
+}
+
+TEST(Engine, NamesOfTickets) {
+  ModelStore disk;
+  Node node(&disk);
+  std::string name = node.engine->ticket_name({7});
+  EXPECT_EQ(node.engine->ticket_named(name).number, 7u);
+  for (const std::string& wrong :
+       {std::string(), std::string("7"), name + "x", name + "99999999999999999999", "-" + name,
+        name.substr(0, name.size() - 1), name.substr(0, name.size() - 2)}) {
+    EXPECT_FALSE(node.engine->ticket_named(wrong)) << wrong;
+  }
+  EXPECT_EQ(node.engine->ticket_name({}), "");
+}
+
+TEST(Engine, ARepeatedRequestWaitsForACommitToo) {
+  ModelStore disk;
+  Node node(&disk);
+  Entry entry{"key", "k"};
+  for (bool repeated : {false, true}) {
+    node.engine->check({"api", {&entry, 1}, 3, "id"}, kNow, node.decision);
+    EXPECT_EQ(node.decision.repeated, repeated);
+    EXPECT_TRUE(node.decision.wants_commit);
+  }
+  EXPECT_EQ(node.used(), 3u);
+}
+
+TEST(Engine, AReservationOutlivesAChangeOfIncarnation) {
+  ModelStore disk;
+  Node node(&disk);
+  Entry entry{"key", "k"};
+  Ticket ticket = node.engine->reserve({"api", {&entry, 1}, 10}, kNow, kMinute, node.decision);
+  std::string name = node.engine->ticket_name(ticket);
+  node.engine->store_failed("disk full", kNow);
+  EXPECT_EQ(node.used(), 10u);
+  EXPECT_EQ(node.engine->ticket_named(name), ticket);
+  EXPECT_TRUE(node.engine->settle(ticket, 4, kNow).known);
+  EXPECT_EQ(node.used(), 4u);
+}
+
 TEST(Engine, ARestartFindsWhatWasAcknowledgedAndCountsOn) {
   for (Algorithm algorithm : {Algorithm::fixed_window, Algorithm::token_bucket}) {
     ModelStore disk;

@@ -32,6 +32,7 @@ struct CheckReply {
   bool allowed = false;
   int deciding = -1;  ///< index into statuses; -1: no enforcing rule matched
   std::vector<CheckStatus> statuses;
+  bool repeated = false;  ///< the id passed before: what it was told then; nothing was consumed
 
   /// Allowed: time after which to forward the request, the longest that an enforcing rule asks for.
   Nanos delay() const {
@@ -53,12 +54,31 @@ struct CheckItem {
   std::string domain;
   std::vector<std::pair<std::string, std::string>> entries;
   std::uint64_t hits = 1;  ///< 0 peeks
+  std::string id = {};     ///< names the request, which then counts once; empty: no name
   friend bool operator==(const CheckItem&, const CheckItem&) = default;
+};
+
+/// The answer to a reservation. docs/reserve.md
+struct ReserveReply {
+  CheckReply decision;
+  std::string ticket;  ///< to settle with; empty if nothing is held
+  friend bool operator==(const ReserveReply&, const ReserveReply&) = default;
+};
+
+struct SettleReply {
+  std::string error;           ///< not empty: it is not known to be settled, and says why
+  bool settled = false;        ///< false: no such ticket is open, nothing has changed
+  std::uint64_t reserved = 0;  ///< hits, as estimated
+  bool lapsed = false;         ///< some window's time was over: there nothing was counted
+  bool degraded = false;       ///< counted, but not durable as a rule promises
+  friend bool operator==(const SettleReply&, const SettleReply&) = default;
 };
 
 /// Bounds of the client protocol, kept by clients and enforced by servers.
 inline constexpr std::size_t kMaxRequestsPerCall = 1024;
 inline constexpr std::size_t kMaxEntries = 64;
 inline constexpr std::size_t kMaxText = 4096;  ///< bytes of a domain, a key or a value
+inline constexpr std::size_t kMaxRequestId = 128;
+inline constexpr std::size_t kMaxTicket = 128;
 
 }  // namespace weir::rpc

@@ -38,6 +38,7 @@ constexpr const char* kClosed = "unavailable: client closed";
 
 std::string problem(const CheckItem& item) {
   if (item.domain.size() > kMaxText) return "domain is too long";
+  if (item.id.size() > kMaxRequestId) return "id is too long";
   if (item.entries.size() > kMaxEntries) return "too many descriptor entries";
   for (const auto& [key, value] : item.entries) {
     if (key.size() > kMaxText || value.size() > kMaxText) return "a descriptor entry is too long";
@@ -46,7 +47,7 @@ std::string problem(const CheckItem& item) {
 }
 
 std::size_t text_bytes(const CheckItem& item) {
-  std::size_t bytes = 64 + item.domain.size();
+  std::size_t bytes = 64 + item.domain.size() + item.id.size();
   for (const auto& [key, value] : item.entries) bytes += 32 + key.size() + value.size();
   return bytes;
 }
@@ -76,6 +77,8 @@ struct Part {
   std::size_t item;
 };
 
+/// Told when there is a connection, or why there is none.
+using Ready = std::function<void(const std::string& error)>;
 using StatusDone = std::function<void(std::string json, std::string error)>;
 
 kj::StringPtr text(const std::string& s) {
@@ -85,6 +88,17 @@ kj::StringPtr text(const std::string& s) {
 kj::Duration until(Clock::time_point when) {
   auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(when - Clock::now()).count();
   return std::max<std::int64_t>(0, ns) * kj::NANOSECONDS;
+}
+
+void write(const CheckItem& item, schema::CheckRequest::Builder to) {
+  to.setDomain(text(item.domain));
+  to.setHits(item.hits);
+  if (!item.id.empty()) to.setId(text(item.id));
+  auto entries = to.initEntries(static_cast<capnp::uint>(item.entries.size()));
+  for (std::size_t k = 0; k < item.entries.size(); ++k) {
+    entries[static_cast<capnp::uint>(k)].setKey(text(item.entries[k].first));
+    entries[static_cast<capnp::uint>(k)].setValue(text(item.entries[k].second));
+  }
 }
 
 std::string unavailable(const std::string& why) {
@@ -104,6 +118,10 @@ class Core final : private kj::TaskSet::ErrorHandler {
 
   void submit(CallPtr call);
   void status(StatusDone done);
+  void reserve(CheckItem item, Nanos timeout, Clock::time_point deadline,
+               std::function<void(ReserveReply)> done);
+  void settle(std::string ticket, std::uint64_t hits, Clock::time_point deadline,
+              std::function<void(SettleReply)> done);
 
  private:
   enum class State { down, connecting, up };
@@ -121,6 +139,7 @@ class Core final : private kj::TaskSet::ErrorHandler {
   void answer(const Part& part, CheckReply reply);
   void finish(Call& call, const std::string& error);
   void ask_status(StatusDone done);
+  void when_up(Ready ready);
 
   void watch_deadlines();
   void expire();
@@ -146,6 +165,7 @@ class Core final : private kj::TaskSet::ErrorHandler {
   bool flush_scheduled_ = false;
   bool watching_ = false;
   std::vector<StatusDone> status_waiting_;
+  std::vector<Ready> waiting_for_up_;
 
   unsigned misses_ = 0;
   Clock::time_point last_miss_;
@@ -176,6 +196,7 @@ Core::Core(EventLoop& loop, const ClientOptions& options, std::atomic<bool>& con
 Core::~Core() {
   for (auto& call : calls_) finish(*call, kClosed);
   for (auto& done : status_waiting_) done({}, kClosed);
+  for (auto& ready : waiting_for_up_) ready(kClosed);
 }
 
 // ---- The connection ----
@@ -205,6 +226,7 @@ kj::Promise<void> Core::serve(kj::Own<UvStream> stream) {
   up_since_ = Clock::now();
   flush_later();
   for (auto& done : std::exchange(status_waiting_, {})) ask_status(std::move(done));
+  for (auto& ready : std::exchange(waiting_for_up_, {})) ready({});
   auto paf = kj::newPromiseAndFulfiller<void>();
   give_up_ = kj::mv(paf.fulfiller);
   return connection_->closed().exclusiveJoin(kj::mv(paf.promise));
@@ -222,6 +244,7 @@ void Core::went_down(const std::string& why) {
   reply.error = unavailable(why);
   for (const Part& part : std::exchange(queue_, {})) answer(part, reply);
   for (auto& done : std::exchange(status_waiting_, {})) done({}, reply.error);
+  for (auto& ready : std::exchange(waiting_for_up_, {})) ready(reply.error);
 }
 
 kj::Duration Core::next_backoff() {
@@ -288,15 +311,7 @@ void Core::send_batch() {
       capnp::MessageSize{bytes / sizeof(capnp::word) + parts->size() * 8 + 32, 0});
   auto list = request.initRequests(static_cast<capnp::uint>(parts->size()));
   for (std::size_t i = 0; i < parts->size(); ++i) {
-    const CheckItem& item = (*parts)[i].call->items[(*parts)[i].item];
-    auto to = list[static_cast<capnp::uint>(i)];
-    to.setDomain(text(item.domain));
-    to.setHits(item.hits);
-    auto entries = to.initEntries(static_cast<capnp::uint>(item.entries.size()));
-    for (std::size_t k = 0; k < item.entries.size(); ++k) {
-      entries[static_cast<capnp::uint>(k)].setKey(text(item.entries[k].first));
-      entries[static_cast<capnp::uint>(k)].setValue(text(item.entries[k].second));
-    }
+    write((*parts)[i].call->items[(*parts)[i].item], list[static_cast<capnp::uint>(i)]);
   }
   ++batches_;
   auto response =
@@ -380,6 +395,90 @@ void Core::ask_status(StatusDone done) {
   }));
 }
 
+// ---- Reservations ----
+
+void Core::when_up(Ready ready) {
+  if (state_ == State::down) return ready(unavailable(last_error_));
+  if (state_ == State::up) return ready({});
+  waiting_for_up_.push_back(std::move(ready));
+}
+
+void Core::reserve(CheckItem item, Nanos timeout, Clock::time_point deadline,
+                   std::function<void(ReserveReply)> done) {
+  ReserveReply refused;
+  refused.decision.error = problem(item);
+  if (!refused.decision.error.empty()) return done(refused);
+  when_up([this, item = std::move(item), timeout, deadline,
+           done = std::move(done)](const std::string& error) {
+    ReserveReply failed;
+    failed.decision.error = error;
+    // Nobody waits for it any more.
+    if (error.empty() && Clock::now() >= deadline) failed.decision.error = kDeadline;
+    if (!failed.decision.error.empty()) return done(failed);
+    auto request = KJ_ASSERT_NONNULL(service_).reserveRequest();
+    write(item, request.initRequest());
+    request.setTimeoutNs(timeout);
+    auto response =
+        request.send().then([done](capnp::Response<schema::Service::ReserveResults>&& r) {
+          ReserveReply reply;
+          if (!decode(r.getResult(), reply.decision)) {
+            reply.decision = {};
+            reply.decision.error = unavailable("malformed answer");
+          }
+          reply.ticket = std::string(r.getTicket().cStr(), r.getTicket().size());
+          done(std::move(reply));
+        });
+    auto late = loop_.timer().afterDelay(until(deadline)).then([done] {
+      ReserveReply reply;
+      reply.decision.error = kDeadline;
+      done(std::move(reply));
+    });
+    tasks_.add(response.exclusiveJoin(kj::mv(late)).catch_([done](kj::Exception&& e) {
+      ReserveReply reply;
+      reply.decision.error = unavailable(e);
+      done(std::move(reply));
+    }));
+  });
+}
+
+void Core::settle(std::string ticket, std::uint64_t hits, Clock::time_point deadline,
+                  std::function<void(SettleReply)> done) {
+  SettleReply refused;
+  if (ticket.size() > kMaxTicket) refused.error = "ticket is too long";
+  if (!refused.error.empty()) return done(refused);
+  when_up([this, ticket = std::move(ticket), hits, deadline,
+           done = std::move(done)](const std::string& error) {
+    SettleReply failed;
+    failed.error = error;
+    if (error.empty() && Clock::now() >= deadline) failed.error = kDeadline;
+    if (!failed.error.empty()) return done(failed);
+    auto request = KJ_ASSERT_NONNULL(service_).settleRequest();
+    request.setTicket(text(ticket));
+    request.setHits(hits);
+    auto response =
+        request.send().then([done](capnp::Response<schema::Service::SettleResults>&& r) {
+          auto result = r.getResult();
+          SettleReply reply;
+          reply.error = std::string(result.getError().cStr(), result.getError().size());
+          reply.settled = result.getSettled();
+          reply.reserved = result.getReserved();
+          reply.lapsed = result.getLapsed();
+          reply.degraded = result.getDegraded();
+          done(std::move(reply));
+        });
+    auto late = loop_.timer().afterDelay(until(deadline)).then([done] {
+      SettleReply reply;
+      reply.error = kDeadline;
+      done(std::move(reply));
+    });
+    tasks_.add(response.exclusiveJoin(kj::mv(late)).catch_([done](kj::Exception&& e) {
+      SettleReply reply;
+      reply.error = unavailable(e);
+      done(std::move(reply));
+    }));
+  });
+}
+
 // ---- Deadlines ----
 
 void Core::watch_deadlines() {
@@ -436,6 +535,8 @@ struct Client::Impl {
   explicit Impl(ClientOptions o);
   ~Impl();
   void submit(std::vector<CheckItem> items, Clock::time_point start, Done done);
+  template <typename Reply, typename Start>
+  Reply wait(std::string Reply::*error, Start start_on);
 
   const ClientOptions options;
   std::atomic<bool> connected{false};
@@ -529,6 +630,51 @@ std::future<std::vector<CheckReply>> Client::check_async(std::vector<CheckItem> 
     promise->set_value(std::move(replies));
   });
   return future;
+}
+
+/// Has `start_on(core, deadline, done)` called on the client's thread and waits for its reply.
+template <typename Reply, typename Start>
+Reply Client::Impl::wait(std::string Reply::*error, Start start_on) {
+  Reply failed;
+  auto deadline = Clock::now() + std::chrono::nanoseconds(options.deadline);
+  if (core == nullptr) {
+    failed.*error = unavailable(start_error);
+    return failed;
+  }
+  if (std::this_thread::get_id() == thread.get_id()) {
+    failed.*error = unavailable("a call that waits, from the client's own thread");
+    return failed;
+  }
+  auto promise = std::make_shared<std::promise<Reply>>();
+  auto future = promise->get_future();
+  loop->post([on = core, promise, deadline, start_on = std::move(start_on)] {
+    start_on(*on, deadline, [promise](Reply reply) { promise->set_value(std::move(reply)); });
+  });
+  if (future.wait_until(deadline + kSlack) == std::future_status::ready) return future.get();
+  failed.*error = kDeadline;
+  return failed;
+}
+
+ReserveReply Client::reserve(const CheckItem& item, Nanos timeout) {
+  struct Answer {
+    std::string error;
+    ReserveReply reply;
+  };
+  Answer answer = impl_->wait<Answer>(
+      &Answer::error, [item, timeout](Core& core, Clock::time_point deadline, auto done) {
+        core.reserve(item, timeout, deadline, [done](ReserveReply reply) {
+          done({{}, std::move(reply)});
+        });
+      });
+  if (!answer.error.empty()) answer.reply.decision.error = answer.error;
+  return std::move(answer.reply);
+}
+
+SettleReply Client::settle(const std::string& ticket, std::uint64_t hits) {
+  return impl_->wait<SettleReply>(
+      &SettleReply::error, [ticket, hits](Core& core, Clock::time_point deadline, auto done) {
+        core.settle(ticket, hits, deadline, done);
+      });
 }
 
 std::string Client::status(std::string* error) {

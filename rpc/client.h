@@ -35,7 +35,7 @@ struct ClientOptions {
 /// Thread-safe. No call throws for what happens on the network: errors are CheckReply::error,
 /// either "deadline" (the node may or may not have counted the request) or "unavailable: …" (it was
 /// not sent, or the node refused it), or what was wrong with the request. A request is sent at most
-/// once: a retry could count twice, so whether to retry is the caller's choice.
+/// once: whether to retry is the caller's choice, and without an id (CheckItem) it may count twice.
 class Client {
  public:
   explicit Client(ClientOptions options);
@@ -53,6 +53,13 @@ class Client {
   using Done = std::function<void(std::vector<CheckReply>)>;
   void check_async(std::vector<CheckItem> items, Done done);
   std::future<std::vector<CheckReply>> check_async(std::vector<CheckItem> items);
+
+  /// Reserves `item.hits` as an estimate; see docs/reserve.md. Waits for the answer, at most for
+  /// the deadline. After an error the node may hold it all the same, for `timeout` (up to a day):
+  /// send it again with the same id to learn the ticket.
+  ReserveReply reserve(const CheckItem& item, Nanos timeout);
+  /// Settles a ticket of this node with what was really used. After "deadline" it may be settled.
+  SettleReply settle(const std::string& ticket, std::uint64_t hits);
 
   /// The node's status as JSON. Empty on failure, with the reason in `error`.
   std::string status(std::string* error = nullptr);

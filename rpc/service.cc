@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <weir/limits/limiter.h>
 #include <weir/rpc/connection.h>
 #include <weir/rpc/listener.h>
 #include <weir/rpc/wire.h>
@@ -32,9 +33,19 @@ struct Call {
   std::vector<CheckReply> answers;    // of the call
 };
 
+/// A list of one.
+struct Single {
+  schema::CheckRequest::Reader request;
+  capnp::uint size() const { return 1; }
+  schema::CheckRequest::Reader operator[](capnp::uint) const { return request; }
+};
+
 std::string problem(schema::CheckRequest::Reader request) {
   if (request.getDomain().size() > kMaxText) {
     return "domain is longer than " + std::to_string(kMaxText) + " bytes";
+  }
+  if (request.getId().size() > kMaxRequestId) {
+    return "id is longer than " + std::to_string(kMaxRequestId) + " bytes";
   }
   auto entries = request.getEntries();
   if (entries.size() > kMaxEntries) {
@@ -49,7 +60,8 @@ std::string problem(schema::CheckRequest::Reader request) {
 }
 
 /// Two passes over a bounded list: the first sizes the memory that the second's views point into.
-void load(capnp::List<schema::CheckRequest>::Reader in, Call& call) {
+template <typename Requests>
+void load(Requests in, Call& call) {
   std::size_t text = 0;
   std::size_t entries = 0;
   call.answers.resize(in.size());
@@ -58,7 +70,7 @@ void load(capnp::List<schema::CheckRequest>::Reader in, Call& call) {
     call.answers[i].error = problem(request);
     if (!call.answers[i].error.empty()) continue;
     call.position.push_back(i);
-    text += request.getDomain().size();
+    text += request.getDomain().size() + request.getId().size();
     for (auto entry : request.getEntries()) {
       text += entry.getKey().size() + entry.getValue().size();
       ++entries;
@@ -74,6 +86,7 @@ void load(capnp::List<schema::CheckRequest>::Reader in, Call& call) {
   for (std::size_t i : call.position) {
     auto request = in[static_cast<capnp::uint>(i)];
     auto domain = keep(request.getDomain());
+    auto id = keep(request.getId());
     std::size_t first = call.entries.size();
     for (auto entry : request.getEntries()) {
       auto key = keep(entry.getKey());
@@ -81,7 +94,7 @@ void load(capnp::List<schema::CheckRequest>::Reader in, Call& call) {
     }
     call.requests.push_back({domain,
                              std::span(call.entries.data() + first, call.entries.size() - first),
-                             request.getHits()});
+                             request.getHits(), id});
   }
   call.replies.resize(call.requests.size());
 }
@@ -111,10 +124,33 @@ struct ServiceServer::Impl final : kj::TaskSet::ErrorHandler {
     std::size_t calls = 0;
   };
 
+  /// A call that is being served, and what it takes of the bounds.
+  struct Place {
+    Place(Client& c, std::size_t n)
+        : client(kj::addRef(c)),
+          all(kj::addRef(*c.server->in_flight)),
+          budget(c.server->budget),
+          bytes(n) {
+      ++client->in_flight;
+      ++all->calls;
+    }
+    ~Place() {
+      --client->in_flight;
+      --all->calls;
+      budget->give_back(bytes);
+    }
+    kj::Own<Client> client;
+    kj::Own<InFlight> all;
+    std::shared_ptr<ReadBudget> budget;
+    std::size_t bytes;
+  };
+
   class ServiceImpl final : public schema::Service::Server {
    public:
     explicit ServiceImpl(kj::Own<Client> client) : client_(kj::mv(client)) {}
     kj::Promise<void> check(CheckContext context) override;
+    kj::Promise<void> reserve(ReserveContext context) override;
+    kj::Promise<void> settle(SettleContext context) override;
     kj::Promise<void> status(StatusContext context) override {
       if (client_->server == nullptr) return KJ_EXCEPTION(DISCONNECTED, "the server is closing");
       context.getResults().setJson(client_->server->handler.status_json().c_str());
@@ -122,6 +158,9 @@ struct ServiceServer::Impl final : kj::TaskSet::ErrorHandler {
     }
 
    private:
+    /// Throws why no further call can be served.
+    Impl& expect_room();
+    kj::Own<Place> take_place(const Call& call);
     kj::Own<Client> client_;
   };
 
@@ -158,49 +197,20 @@ struct ServiceServer::Impl final : kj::TaskSet::ErrorHandler {
 };
 
 kj::Promise<void> ServiceServer::Impl::ServiceImpl::check(CheckContext context) {
-  Impl* server = client_->server;
-  if (server == nullptr) return KJ_EXCEPTION(DISCONNECTED, "the server is closing");
-  const ServiceLimits& bounds = server->limits;
+  Impl& server = expect_room();
   auto requests = context.getParams().getRequests();
   if (requests.size() > kMaxRequestsPerCall) {
-    ++server->counters.malformed;
+    ++server.counters.malformed;
     return KJ_EXCEPTION(FAILED, "more than 1024 requests in a call");
   }
-  if (client_->in_flight >= bounds.calls_per_connection) {
-    ++server->counters.shed;
-    return KJ_EXCEPTION(OVERLOADED, "too many calls in flight on this connection");
-  }
-  if (server->in_flight->calls >= bounds.calls) {
-    ++server->counters.shed;
-    return KJ_EXCEPTION(OVERLOADED, "too many calls in flight on this server");
-  }
-
   auto call = kj::heap<Call>();
   load(requests, *call);
   context.releaseParams();
-  // The copy counts like the message did.
-  std::size_t bytes = call->text.capacity() + call->entries.capacity() * sizeof(weir::Entry) +
-                      call->answers.size() * kBytesPerRequest;
-  if (!server->budget->take(bytes)) {
-    ++server->counters.shed;
-    return KJ_EXCEPTION(OVERLOADED, "too much is being served at once");
-  }
-  ++server->counters.calls;
-  server->counters.requests += call->answers.size();
-  server->counters.malformed += call->answers.size() - call->requests.size();
-
-  ++client_->in_flight;
-  ++server->in_flight->calls;
-  auto done = kj::defer([client = kj::addRef(*client_), all = kj::addRef(*server->in_flight),
-                         budget = server->budget, bytes]() mutable {
-    --client->in_flight;
-    --all->calls;
-    budget->give_back(bytes);
-  });
+  auto place = take_place(*call);
   Call& c = *call;
-  auto checked = server->checking.wrap(
-      c.requests.empty() ? kj::Promise<void>(kj::READY_NOW) : kj::evalNow([&] {
-        return server->handler.check(c.requests, c.replies);
+  auto checked =
+      server.checking.wrap(c.requests.empty() ? kj::Promise<void>(kj::READY_NOW) : kj::evalNow([&] {
+        return server.handler.check(c.requests, c.replies);
       }));
   return checked
       .then([&c, context]() mutable {
@@ -216,7 +226,102 @@ kj::Promise<void> ServiceServer::Impl::ServiceImpl::check(CheckContext context) 
           encode(c.answers[i], results[static_cast<capnp::uint>(i)]);
         }
       })
-      .attach(kj::mv(done), kj::mv(call));
+      .attach(kj::mv(place), kj::mv(call));
+}
+
+kj::Promise<void> ServiceServer::Impl::ServiceImpl::reserve(ReserveContext context) {
+  Impl& server = expect_room();
+  Nanos timeout = context.getParams().getTimeoutNs();
+  auto call = kj::heap<Call>();
+  load(Single{context.getParams().getRequest()}, *call);
+  context.releaseParams();
+  auto place = take_place(*call);
+  auto reply = kj::heap<ReserveReply>();
+  if (call->requests.empty()) {
+    reply->decision = std::move(call->answers[0]);
+  } else if (timeout < 0 || timeout > Limiter::kMaxHold) {
+    ++server.counters.malformed;
+    reply->decision.error = "timeout is not within 0 and a day";
+    call->requests.clear();
+  }
+  Call& c = *call;
+  ReserveReply& r = *reply;
+  auto reserved =
+      server.checking.wrap(c.requests.empty() ? kj::Promise<void>(kj::READY_NOW) : kj::evalNow([&] {
+        return server.handler.reserve(c.requests[0], timeout, r);
+      }));
+  return reserved
+      .then([&r, context]() mutable {
+        encode(r.decision, context.getResults().initResult());
+        context.getResults().setTicket(kj::StringPtr(r.ticket.c_str(), r.ticket.size()));
+      })
+      .attach(kj::mv(place), kj::mv(reply), kj::mv(call));
+}
+
+kj::Promise<void> ServiceServer::Impl::ServiceImpl::settle(SettleContext context) {
+  Impl& server = expect_room();
+  auto given = context.getParams().getTicket();
+  std::uint64_t hits = context.getParams().getHits();
+  auto call = kj::heap<Call>();
+  call->answers.resize(1);
+  auto reply = kj::heap<SettleReply>();
+  bool well_formed = given.size() <= kMaxTicket;
+  if (well_formed) {
+    call->text.assign(given.begin(), given.begin() + given.size());
+    call->requests.resize(1);
+  } else {
+    reply->error = "ticket is longer than " + std::to_string(kMaxTicket) + " bytes";
+  }
+  context.releaseParams();
+  auto place = take_place(*call);
+  Call& c = *call;
+  SettleReply& r = *reply;
+  auto settled =
+      server.checking.wrap(!well_formed ? kj::Promise<void>(kj::READY_NOW) : kj::evalNow([&] {
+        return server.handler.settle(std::string_view(c.text.data(), c.text.size()), hits, r);
+      }));
+  return settled
+      .then([&r, context]() mutable {
+        auto result = context.getResults().initResult();
+        result.setError(kj::StringPtr(r.error.c_str(), r.error.size()));
+        result.setSettled(r.settled);
+        result.setReserved(r.reserved);
+        result.setLapsed(r.lapsed);
+        result.setDegraded(r.degraded);
+      })
+      .attach(kj::mv(place), kj::mv(reply), kj::mv(call));
+}
+
+ServiceServer::Impl& ServiceServer::Impl::ServiceImpl::expect_room() {
+  Impl* server = client_->server;
+  if (server == nullptr) {
+    kj::throwFatalException(KJ_EXCEPTION(DISCONNECTED, "the server is closing"));
+  }
+  if (client_->in_flight >= server->limits.calls_per_connection) {
+    ++server->counters.shed;
+    kj::throwFatalException(
+        KJ_EXCEPTION(OVERLOADED, "too many calls in flight on this connection"));
+  }
+  if (server->in_flight->calls >= server->limits.calls) {
+    ++server->counters.shed;
+    kj::throwFatalException(KJ_EXCEPTION(OVERLOADED, "too many calls in flight on this server"));
+  }
+  return *server;
+}
+
+kj::Own<ServiceServer::Impl::Place> ServiceServer::Impl::ServiceImpl::take_place(const Call& call) {
+  Impl& server = *client_->server;
+  // The copy counts like the message did.
+  std::size_t bytes = call.text.capacity() + call.entries.capacity() * sizeof(weir::Entry) +
+                      call.answers.size() * kBytesPerRequest;
+  if (!server.budget->take(bytes)) {
+    ++server.counters.shed;
+    kj::throwFatalException(KJ_EXCEPTION(OVERLOADED, "too much is being served at once"));
+  }
+  ++server.counters.calls;
+  server.counters.requests += call.answers.size();
+  server.counters.malformed += call.answers.size() - call.requests.size();
+  return kj::heap<Place>(*client_, bytes);
 }
 
 void ServiceServer::Impl::accept(kj::Own<UvStream> stream) {
@@ -265,6 +370,14 @@ kj::Promise<void> ServiceServer::Impl::sweep() {
     for (Client* client : late) forget(*client);
     return sweep();
   });
+}
+
+kj::Promise<void> ServiceHandler::reserve(const weir::Request&, Nanos, ReserveReply&) {
+  return KJ_EXCEPTION(UNIMPLEMENTED, "reservations are not served here");
+}
+
+kj::Promise<void> ServiceHandler::settle(std::string_view, std::uint64_t, SettleReply&) {
+  return KJ_EXCEPTION(UNIMPLEMENTED, "reservations are not served here");
 }
 
 ServiceServer::ServiceServer(EventLoop& loop, std::string listen, ServiceHandler& handler,

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include <weir/crdt/time.h>
 #include <weir/limits/request.h>
@@ -25,6 +26,10 @@ class ServiceHandler {
   virtual kj::Promise<void> check(std::span<const weir::Request> requests,
                                   std::span<CheckReply> replies) = 0;
   virtual std::string status_json() = 0;
+  /// Fill `reply`, which, like all text, stays valid as above. As they are here they refuse.
+  virtual kj::Promise<void> reserve(const weir::Request& request, Nanos timeout,
+                                    ReserveReply& reply);
+  virtual kj::Promise<void> settle(std::string_view ticket, std::uint64_t hits, SettleReply& reply);
 };
 
 struct ServiceLimits {

@@ -142,12 +142,16 @@ struct Delta {
 interface Service {
   check @0 (requests :List(CheckRequest)) -> (results :List(CheckResult));
   status @1 () -> (json :Text);
+  reserve @2 (request :CheckRequest, timeoutNs :Int64) -> (result :CheckResult, ticket :Text);
+  # `hits` of the request is the estimate. `ticket` is empty if nothing is held.
+  settle @3 (ticket :Text, hits :UInt64) -> (result :SettleResult);
 }
 
 struct CheckRequest {
   domain @0 :Text;
   entries @1 :List(Entry);
   hits @2 :UInt64 = 1;   # 0 peeks
+  id @3 :Text;           # not empty: names the request, which then counts once
 }
 
 struct Entry {
@@ -160,6 +164,15 @@ struct CheckResult {
   allowed @1 :Bool;
   deciding @2 :Int32 = -1;     # index into statuses; -1: no enforcing rule matched
   statuses @3 :List(RuleStatus);
+  repeated @4 :Bool;           # the id passed before: what it was told then
+}
+
+struct SettleResult {
+  error @0 :Text;              # not empty: nothing was settled
+  settled @1 :Bool;            # false: no such ticket is open, nothing has changed
+  reserved @2 :UInt64;         # hits, as estimated
+  lapsed @3 :Bool;             # some window's time was over: there nothing was counted
+  degraded @4 :Bool;           # counted, and not durable as a rule promises: storage has failed
 }
 
 struct RuleStatus {

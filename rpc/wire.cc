@@ -609,6 +609,7 @@ void encode(const CheckReply& reply, schema::CheckResult::Builder out) {
   }
   out.setAllowed(reply.allowed);
   out.setDeciding(reply.deciding);
+  out.setRepeated(reply.repeated);
   auto statuses = out.initStatuses(count(reply.statuses.size()));
   for (std::size_t i = 0; i < reply.statuses.size(); ++i) {
     const CheckStatus& status = reply.statuses[i];
@@ -631,6 +632,7 @@ bool decode(schema::CheckResult::Reader in, CheckReply& out) {
   if (!out.error.empty()) return true;
   out.allowed = in.getAllowed();
   out.deciding = in.getDeciding();
+  out.repeated = in.getRepeated();
   auto statuses = in.getStatuses();
   if (statuses.size() > kMaxStatuses) return false;
   if (out.deciding < -1 || out.deciding >= static_cast<int>(statuses.size())) return false;
