@@ -266,6 +266,7 @@ std::string check_json(const rpc::CheckReply& reply) {
   }
   const rpc::CheckStatus* decider = reply.decider();
   const Json out{{"allowed", reply.allowed},
+                 {"repeated", reply.repeated},
                  {"delay_s", wait_json(reply.delay())},
                  {"decided_by", decider == nullptr ? Json() : Json(decider->rule)},
                  {"rules", std::move(rules)}};
@@ -274,6 +275,7 @@ std::string check_json(const rpc::CheckReply& reply) {
 
 std::string check_text(const rpc::CheckReply& reply) {
   std::string out = reply.allowed ? "allowed" : "denied";
+  if (reply.repeated) out += " before";
   if (const rpc::CheckStatus* decider = reply.decider()) {
     out += " by " + printable(decider->rule);
     if (!reply.allowed) {
@@ -331,6 +333,10 @@ void add_check(CLI::App& app, int& result) {
       ->type_name("NAME");
   command->add_option("--hits", arguments->item.hits, "Units to ask for; 0 asks without counting")
       ->capture_default_str();
+  command
+      ->add_option("--id", arguments->item.id,
+                   "Names the request: sent again with the same id it is not counted again")
+      ->type_name("ID");
   command->add_option("--timeout", arguments->timeout, "Longest wait for the answer")
       ->check(duration_option())
       ->capture_default_str();

@@ -332,6 +332,7 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
     rpc::CheckReply reply;
     reply.allowed = decision.allowed;
     reply.deciding = decision.deciding;
+    reply.repeated = decision.repeated;
     for (const RuleStatus& status : decision.statuses) {
       rpc::CheckStatus out;
       out.rule = rules->rules()[status.rule].name;
@@ -363,25 +364,100 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
       if (decision.wants_commit) waiting.emplace_back(i, open_on_failure(decision));
     }
     if (waiting.empty()) return kj::READY_NOW;
+    return durable().then([replies, waiting = std::move(waiting)](bool yes) {
+      if (yes) return;
+      for (auto [index, open] : waiting) not_durable(replies[index], open);
+    });
+  }
+
+  /// Once everything decided so far is durable (true) or can no longer become so.
+  kj::Promise<bool> durable() {
     auto durable = kj::newPromiseAndFulfiller<bool>();
     auto fulfiller =
         std::make_shared<kj::Own<kj::PromiseFulfiller<bool>>>(kj::mv(durable.fulfiller));
     engine->when_durable([fulfiller](bool yes) { (*fulfiller)->fulfill(kj::cp(yes)); });
     pump_at_end_of_turn();
-    return durable.promise.then([replies, waiting = std::move(waiting)](bool yes) {
-      if (yes) return;
-      for (auto [index, open] : waiting) {
-        if (!open) {
-          replies[index] = {};
-          replies[index].error = kNotDurable;
-          continue;
-        }
-        for (rpc::CheckStatus& status : replies[index].statuses) status.degraded = true;
-      }
+    return kj::mv(durable.promise);
+  }
+
+  static void not_durable(rpc::CheckReply& reply, bool open) {
+    if (!open) {
+      reply = {};
+      reply.error = kNotDurable;
+      return;
+    }
+    for (rpc::CheckStatus& status : reply.statuses) status.degraded = true;
+  }
+
+  kj::Promise<void> reserve(const Request& request, Nanos timeout,
+                            rpc::ReserveReply& reply) override {
+    if (stopping) {
+      reply.decision.error = "unavailable: stopping";
+      return kj::READY_NOW;
+    }
+    Decision decision;
+    Ticket ticket = engine->reserve(request, wall_clock(), timeout, decision);
+    reply.decision = reply_of(decision);
+    reply.ticket = engine->ticket_name(ticket);
+    // What is held is not durable; without a ticket it was counted, as by a check.
+    if (!decision.wants_commit) return kj::READY_NOW;
+    return durable().then([&reply, open = open_on_failure(decision)](bool yes) {
+      if (!yes) not_durable(reply.decision, open);
     });
   }
 
+  kj::Promise<void> settle(std::string_view ticket, std::uint64_t hits,
+                           rpc::SettleReply& reply) override {
+    if (stopping) {
+      reply.error = "unavailable: stopping";
+      return kj::READY_NOW;
+    }
+    Settled settled = engine->settle(engine->ticket_named(ticket), hits, wall_clock());
+    reply.settled = settled.known;
+    reply.reserved = settled.hits;
+    reply.lapsed = settled.lapsed;
+    if (!settled.wants_commit) return kj::READY_NOW;
+    return durable().then([&reply](bool yes) { reply.degraded = !yes; });
+  }
+
   void check(const Request& request, std::function<void(const HttpAnswer&)> done) override {
+    decide(std::move(done), [&](Nanos wall, Decision& decision, HttpAnswer&) {
+      engine->check(request, wall, decision);
+    });
+  }
+
+  void reserve(const Request& request, Nanos timeout,
+               std::function<void(const HttpAnswer&)> done) override {
+    decide(std::move(done), [&](Nanos wall, Decision& decision, HttpAnswer& answer) {
+      answer.ticket = engine->ticket_name(engine->reserve(request, wall, timeout, decision));
+    });
+  }
+
+  void settle(std::string_view ticket, std::uint64_t hits,
+              std::function<void(const HttpSettled&)> done) override {
+    HttpSettled answer;
+    if (stopping) {
+      answer.error = "the node is stopping";
+      done(answer);
+      return;
+    }
+    Settled settled = engine->settle(engine->ticket_named(ticket), hits, wall_clock());
+    answer.known = settled.known;
+    answer.reserved = settled.hits;
+    answer.lapsed = settled.lapsed;
+    if (!settled.wants_commit) {
+      done(answer);
+      return;
+    }
+    engine->when_durable([answer, done = std::move(done)](bool durable) mutable {
+      answer.degraded = !durable;
+      done(answer);
+    });
+    pump_at_end_of_turn();
+  }
+
+  template <typename Decide>
+  void decide(std::function<void(const HttpAnswer&)> done, Decide decide_now) {
     HttpAnswer answer;
     if (stopping) {
       answer.error = "the node is stopping";
@@ -390,8 +466,8 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
     }
     Nanos wall = wall_clock();
     Decision decision;
-    engine->check(request, wall, decision);
-    answer = answer_of(decision, wall);
+    decide_now(wall, decision, answer);
+    fill(answer, decision, wall);
     if (!decision.wants_commit) {
       done(answer);
       return;
@@ -410,10 +486,10 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
     pump_at_end_of_turn();
   }
 
-  HttpAnswer answer_of(const Decision& decision, Nanos wall) const {
-    HttpAnswer answer;
+  void fill(HttpAnswer& answer, const Decision& decision, Nanos wall) const {
     answer.allowed = decision.allowed;
     answer.deciding = decision.deciding;
+    answer.repeated = decision.repeated;
     answer.now = wall;
     for (const RuleStatus& status : decision.statuses) {
       const Rule& rule = rules->rules()[status.rule];
@@ -431,7 +507,6 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
       out.window = rule.calendar ? 0 : rule.window;
       answer.statuses.push_back(std::move(out));
     }
-    return answer;
   }
 
   // Operators.
@@ -464,6 +539,10 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
     out.series = engine->limiter().series_count();
     out.max_series = config.max_series;
     out.cells = engine->replica().cell_count();
+    RequestIdCounters ids = engine->limiter().request_ids();
+    out.request_ids = {ids.held, ids.repeated, ids.evicted};
+    TicketCounters tickets = engine->limiter().tickets();
+    out.tickets = {tickets.open, tickets.timed_out, tickets.refused};
     for (std::uint32_t i = 0; i < rules->rules().size(); ++i) {
       const Rule& rule = rules->rules()[i];
       RuleCounters counters = engine->limiter().counters(i);

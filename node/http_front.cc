@@ -36,14 +36,16 @@ constexpr int kStopRounds = 16;
 constexpr const char* kJson = "application/json";
 constexpr const char* kProblem = "application/problem+json";
 
-enum class Route { check, status, metrics, health, ready };
+enum class Route { check, reserve, settle, status, metrics, health, ready };
 
 struct Endpoint {
   std::string_view path;
   Route route;
   bool post;
 };
-constexpr std::array<Endpoint, 5> kEndpoints = {{{"/v1/check", Route::check, true},
+constexpr std::array<Endpoint, 7> kEndpoints = {{{"/v1/check", Route::check, true},
+                                                 {"/v1/reserve", Route::reserve, true},
+                                                 {"/v1/settle", Route::settle, true},
                                                  {"/v1/status", Route::status, false},
                                                  {"/metrics", Route::metrics, false},
                                                  {"/healthz", Route::health, false},
@@ -59,6 +61,12 @@ struct Reply {
 Reply problem(unsigned status, std::string_view title, std::string_view detail,
               std::string_view field = {}) {
   return {status, kProblem, problem_json(status, title, detail, field), {}};
+}
+
+Reply bad_request(const BodyError& error) {
+  const std::string detail =
+      error.field.empty() ? error.expected : error.field + ": " + error.expected;
+  return problem(400, "Bad request", detail, error.field);
 }
 
 Reply stopping_reply() {
@@ -160,7 +168,8 @@ struct HttpFront::Impl {
   void begin(Exchange& exchange, std::string_view url, const char* method);
   bool refuse_early(const Exchange& exchange) const;
   void dispatch(const std::shared_ptr<Exchange>& exchange);
-  void dispatch_check(const std::shared_ptr<Exchange>& exchange);
+  void dispatch_post(const std::shared_ptr<Exchange>& exchange);
+  void dispatch_settle(const std::shared_ptr<Exchange>& exchange);
   Reply answer_reply(const HttpAnswer& answer) const;
   void complete(Exchange& exchange, Reply reply);
   void suspend(const std::shared_ptr<Exchange>& exchange);
@@ -471,7 +480,9 @@ void HttpFront::Impl::dispatch(const std::shared_ptr<Exchange>& exchange) {
     std::string why;
     switch (exchange->endpoint->route) {
       case Route::check:
-        return dispatch_check(exchange);
+      case Route::reserve:
+      case Route::settle:
+        return dispatch_post(exchange);
       case Route::status:
         return complete(*exchange, {200, kJson, handler_.status_json(), {}});
       case Route::metrics:
@@ -491,29 +502,61 @@ void HttpFront::Impl::dispatch(const std::shared_ptr<Exchange>& exchange) {
   }
 }
 
-void HttpFront::Impl::dispatch_check(const std::shared_ptr<Exchange>& exchange) {
+void HttpFront::Impl::dispatch_post(const std::shared_ptr<Exchange>& exchange) {
   const char* type =
       MHD_lookup_connection_value(exchange->handle, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_TYPE);
   if (type == nullptr || !is_json_content_type(type)) {
     return complete(*exchange, problem(415, "Unsupported media type",
                                        "Expected Content-Type: application/json."));
   }
+  if (exchange->endpoint->route == Route::settle) return dispatch_settle(exchange);
+  const bool reserve = exchange->endpoint->route == Route::reserve;
   CheckBody body;
   BodyError error;
-  if (!parse_check(exchange->body, body, error)) {
-    const std::string detail =
-        error.field.empty() ? error.expected : error.field + ": " + error.expected;
-    return complete(*exchange, problem(400, "Bad request", detail, error.field));
+  if (!(reserve ? parse_reserve : parse_check)(exchange->body, body, error)) {
+    return complete(*exchange, bad_request(error));
   }
   std::vector<Entry> entries;
   entries.reserve(body.descriptor.size());
   for (const auto& [key, value] : body.descriptor) entries.push_back({key, value});
-  const Request request{body.domain, entries, body.hits};
-  handler_.check(request, [weak = std::weak_ptr<Exchange>(exchange)](const HttpAnswer& answer) {
+  const Request request{body.domain, entries, body.hits, body.request_id};
+  auto done = [weak = std::weak_ptr<Exchange>(exchange)](const HttpAnswer& answer) {
     const std::shared_ptr<Exchange> waiting = weak.lock();
     if (waiting == nullptr) return;
     waiting->impl->complete(*waiting, waiting->impl->answer_reply(answer));
-  });
+  };
+  if (reserve) {
+    handler_.reserve(request, body.timeout, std::move(done));
+  } else {
+    handler_.check(request, std::move(done));
+  }
+}
+
+void HttpFront::Impl::dispatch_settle(const std::shared_ptr<Exchange>& exchange) {
+  SettleBody body;
+  BodyError error;
+  if (!parse_settle(exchange->body, body, error)) {
+    return complete(*exchange, bad_request(error));
+  }
+  handler_.settle(
+      body.ticket, body.hits,
+      [weak = std::weak_ptr<Exchange>(exchange)](const HttpSettled& settled) {
+        const std::shared_ptr<Exchange> waiting = weak.lock();
+        if (waiting == nullptr) return;
+        Reply reply;
+        if (!settled.error.empty()) {
+          reply = problem(503, "Service unavailable", settled.error);
+        } else if (!settled.known) {
+          reply =
+              problem(404, "Unknown ticket",
+                      "No such ticket is open here: it was settled, has timed out, or is another "
+                      "node's.",
+                      "ticket");
+        } else {
+          reply.body = settled_json(settled);
+        }
+        waiting->impl->complete(*waiting, std::move(reply));
+      });
 }
 
 Reply HttpFront::Impl::answer_reply(const HttpAnswer& answer) const {
@@ -561,6 +604,19 @@ MHD_Result HttpFront::Impl::queue(MHD_Connection* handle, const Reply& reply) {
   const MHD_Result queued = MHD_queue_response(handle, reply.status, response);
   MHD_destroy_response(response);
   return queued;
+}
+
+void HttpHandler::reserve(const Request&, Nanos, std::function<void(const HttpAnswer&)> done) {
+  HttpAnswer answer;
+  answer.error = "reservations are not served here";
+  done(answer);
+}
+
+void HttpHandler::settle(std::string_view, std::uint64_t,
+                         std::function<void(const HttpSettled&)> done) {
+  HttpSettled settled;
+  settled.error = "reservations are not served here";
+  done(settled);
 }
 
 HttpFront::HttpFront(uv_loop_s* loop, std::string address, HttpOptions options,

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include <weir/crdt/time.h>
 #include <weir/limits/request.h>
@@ -24,6 +25,13 @@ class HttpHandler {
   /// thread, inline or later (when the answer waits for a commit); it may be called, without
   /// effect, when the client, the front or the time to answer is gone.
   virtual void check(const Request& request, std::function<void(const HttpAnswer&)> done) = 0;
+
+  /// The same for a reservation (the answer has a ticket) and its settlement. As they are here they
+  /// answer that they can't.
+  virtual void reserve(const Request& request, Nanos timeout,
+                       std::function<void(const HttpAnswer&)> done);
+  virtual void settle(std::string_view ticket, std::uint64_t hits,
+                      std::function<void(const HttpSettled&)> done);
 
   virtual std::string status_json() = 0;
   virtual std::string metrics() = 0;

@@ -176,6 +176,7 @@ class FakeHandler final : public HttpHandler {
     for (const Entry& entry : request.descriptor) {
       seen += " " + std::string(entry.key) + "=" + std::string(entry.value);
     }
+    if (!request.id.empty()) seen += " id " + std::string(request.id);
     asked.push_back(seen + " " + std::to_string(request.hits));
     if (throws) throw std::runtime_error("boom");
     if (deferred) {
@@ -184,6 +185,16 @@ class FakeHandler final : public HttpHandler {
       done(answer);
       if (twice) done(HttpAnswer{"a second answer", false, -1, 0, {}});
     }
+  }
+  void reserve(const Request& request, Nanos timeout,
+               std::function<void(const HttpAnswer&)> done) override {
+    asked.push_back("reserve for " + std::to_string(timeout / kMillisecond));
+    check(request, std::move(done));
+  }
+  void settle(std::string_view ticket, std::uint64_t hits,
+              std::function<void(const HttpSettled&)> done) override {
+    asked.push_back("settle " + std::string(ticket) + " " + std::to_string(hits));
+    done(settled);
   }
   std::string status_json() override { return R"({"node":"eu-1"})"; }
   std::string metrics() override { return metrics_text; }
@@ -197,6 +208,7 @@ class FakeHandler final : public HttpHandler {
   }
 
   HttpAnswer answer;
+  HttpSettled settled;
   bool deferred = false;
   bool twice = false;
   bool throws = false;
@@ -225,8 +237,9 @@ HttpAnswer denying() {
   return answer;
 }
 
-std::string post(const std::string& body, const std::string& more = "") {
-  return "POST /v1/check HTTP/1.1\r\nHost: weir\r\nContent-Type: application/json\r\n" + more +
+std::string post(const std::string& body, const std::string& more = "",
+                 const std::string& path = "/v1/check") {
+  return "POST " + path + " HTTP/1.1\r\nHost: weir\r\nContent-Type: application/json\r\n" + more +
          "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
 }
 
@@ -269,6 +282,40 @@ class HttpFrontTest : public testing::Test {
   FakeHandler handler_;
   std::unique_ptr<HttpFront> front_;
 };
+
+TEST_F(HttpFrontTest, ReservesAndSettles) {
+  start();
+  auto connection = client();
+  handler_.answer.ticket = "00ff-7";
+  Response reply =
+      ask(*connection, post(R"({"domain":"llm","hits":500,"request_id":"r1","timeout_ms":9000})",
+                            "", "/v1/reserve"));
+  EXPECT_EQ(reply.status, 200);
+  EXPECT_EQ(json::parse(reply.body)["ticket"], "00ff-7");
+  EXPECT_EQ(handler_.asked, (std::vector<std::string>{"reserve for 9000", "llm id r1 500"}));
+
+  handler_.settled.known = true;
+  handler_.settled.reserved = 500;
+  reply = ask(*connection, post(R"({"ticket":"00ff-7","hits":321})", "", "/v1/settle"));
+  EXPECT_EQ(reply.status, 200);
+  EXPECT_EQ(handler_.asked.back(), "settle 00ff-7 321");
+  EXPECT_EQ(json::parse(reply.body),
+            json::parse(R"({"settled":true,"reserved":500,"lapsed":false,"degraded":false})"));
+
+  handler_.settled.known = false;
+  reply = ask(*connection, post(R"({"ticket":"00ff-7","hits":321})", "", "/v1/settle"));
+  EXPECT_EQ(reply.status, 404);
+  EXPECT_EQ(json::parse(reply.body)["field"], "ticket");
+  handler_.settled.error = "the node is stopping";
+  EXPECT_EQ(ask(*connection, post(R"({"ticket":"a","hits":1})", "", "/v1/settle")).status, 503);
+  EXPECT_EQ(ask(*connection, post(R"({"ticket":"a"})", "", "/v1/settle")).status, 400);
+  EXPECT_EQ(ask(*connection, post(R"({"hits":1})", "", "/v1/reserve")).status, 400);
+  handler_.answer = denying();
+  handler_.answer.ticket = "";
+  reply = ask(*connection, post(R"({"domain":"llm","hits":500})", "", "/v1/reserve"));
+  EXPECT_EQ(reply.status, 429);
+  EXPECT_TRUE(json::parse(reply.body)["ticket"].is_null());
+}
 
 TEST_F(HttpFrontTest, AllowsWithHeaders) {
   start();

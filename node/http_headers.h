@@ -36,10 +36,21 @@ struct HttpAnswer {
   int deciding = -1;  ///< index into statuses; -1: no enforcing rule matched
   Nanos now = 0;      ///< Unix time of the decision
   std::vector<HttpStatus> statuses;
+  bool repeated = false;                   ///< the id passed before: what it was told then
+  std::optional<std::string> ticket = {};  ///< of a reservation; empty text: nothing is held
 
   const HttpStatus* decider() const;
   /// Allowed: the longest delay that an enforcing rule asks for.
   Nanos delay() const;
+};
+
+/// The answer to one settlement.
+struct HttpSettled {
+  std::string error;  ///< not empty: the node cannot settle now; nothing else counts
+  bool known = false;
+  std::uint64_t reserved = 0;  ///< hits, as estimated
+  bool lapsed = false;         ///< some window's time was over: there nothing was counted
+  bool degraded = false;       ///< counted, but not durable as a rule promises
 };
 
 using HttpHeader = std::pair<std::string, std::string>;

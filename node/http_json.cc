@@ -16,7 +16,8 @@ using Ordered = nlohmann::ordered_json;
 // what its fields may hold. Returning false stops the parser.
 class CheckReader final : public nlohmann::json_sax<json> {
  public:
-  CheckReader(CheckBody& out, BodyError& error) : out_(out), error_(error) {}
+  CheckReader(CheckBody& out, BodyError& error, bool reserve)
+      : out_(out), error_(error), reserve_(reserve) {}
 
   bool finished() const { return place_ == Place::end; }
 
@@ -27,7 +28,12 @@ class CheckReader final : public nlohmann::json_sax<json> {
   bool binary(binary_t&) override { return wrong(); }
 
   bool number_unsigned(number_unsigned_t value) override {
-    if (place_ != Place::body || name_ != "hits" || value > kMaxHits) return wrong();
+    if (place_ != Place::body) return wrong();
+    if (name_ == "timeout_ms" && value <= kMaxTimeoutMs) {
+      out_.timeout = static_cast<Nanos>(value) * kMillisecond;
+      return true;
+    }
+    if (name_ != "hits" || value > kMaxHits) return wrong();
     out_.hits = value;
     return true;
   }
@@ -36,6 +42,11 @@ class CheckReader final : public nlohmann::json_sax<json> {
     if (place_ == Place::body && name_ == "domain") {
       if (value.empty() || value.size() > kMaxDomainText) return wrong();
       out_.domain = std::move(value);
+      return true;
+    }
+    if (place_ == Place::body && name_ == "request_id") {
+      if (value.empty() || value.size() > kMaxRequestId) return wrong();
+      out_.request_id = std::move(value);
       return true;
     }
     if (place_ == Place::map) {
@@ -74,12 +85,17 @@ class CheckReader final : public nlohmann::json_sax<json> {
   bool key(string_t& name) override {
     switch (place_) {
       case Place::body: {
-        bool* seen = name == "domain"       ? &seen_domain_
-                     : name == "descriptor" ? &seen_descriptor_
-                     : name == "hits"       ? &seen_hits_
-                                            : nullptr;
+        bool* seen = name == "domain"                   ? &seen_domain_
+                     : name == "descriptor"             ? &seen_descriptor_
+                     : name == "hits"                   ? &seen_hits_
+                     : name == "request_id"             ? &seen_request_id_
+                     : name == "timeout_ms" && reserve_ ? &seen_timeout_
+                                                        : nullptr;
         if (seen == nullptr) {
-          return fail(shown(name), "unknown field; expected domain, descriptor or hits");
+          return fail(shown(name),
+                      reserve_ ? "unknown field; expected domain, descriptor, hits, request_id or "
+                                 "timeout_ms"
+                               : "unknown field; expected domain, descriptor, hits or request_id");
         }
         if (std::exchange(*seen, true)) return fail(name, "repeated field; expected it once");
         name_ = name;
@@ -162,6 +178,12 @@ class CheckReader final : public nlohmann::json_sax<json> {
         if (name_ == "hits") {
           return fail(name_, fmt::format("expected an integer from 0 to {}", kMaxHits));
         }
+        if (name_ == "timeout_ms") {
+          return fail(name_, fmt::format("expected an integer from 0 to {}", kMaxTimeoutMs));
+        }
+        if (name_ == "request_id") {
+          return fail(name_, fmt::format("expected a string of 1 to {} bytes", kMaxRequestId));
+        }
         return fail(name_,
                     "expected an object of strings, or a list of objects with key and value");
       case Place::map:
@@ -196,13 +218,89 @@ class CheckReader final : public nlohmann::json_sax<json> {
 
   CheckBody& out_;
   BodyError& error_;
+  const bool reserve_;
   Place place_ = Place::start;
   std::string name_;  // of the field being read
   bool seen_domain_ = false;
   bool seen_descriptor_ = false;
   bool seen_hits_ = false;
+  bool seen_request_id_ = false;
+  bool seen_timeout_ = false;
   bool seen_key_ = false;
   bool seen_value_ = false;
+};
+
+// The same for a settlement: one object of two members.
+class SettleReader final : public nlohmann::json_sax<json> {
+ public:
+  SettleReader(SettleBody& out, BodyError& error) : out_(out), error_(error) {}
+
+  bool finished() const { return depth_ == 2; }
+
+  bool null() override { return wrong(); }
+  bool boolean(bool) override { return wrong(); }
+  bool number_integer(number_integer_t) override { return wrong(); }
+  bool number_float(number_float_t, const string_t&) override { return wrong(); }
+  bool binary(binary_t&) override { return wrong(); }
+  bool start_array(std::size_t) override { return wrong(); }
+  bool end_array() override { return wrong(); }
+
+  bool number_unsigned(number_unsigned_t value) override {
+    if (name_ != "hits" || value > kMaxHits) return wrong();
+    out_.hits = value;
+    return true;
+  }
+  bool string(string_t& value) override {
+    if (name_ != "ticket" || value.empty() || value.size() > kMaxTicket) return wrong();
+    out_.ticket = std::move(value);
+    return true;
+  }
+  bool start_object(std::size_t) override { return ++depth_ == 1 || wrong(); }
+  bool key(string_t& name) override {
+    bool* seen = name == "ticket" ? &seen_ticket_ : name == "hits" ? &seen_hits_ : nullptr;
+    if (seen == nullptr) {
+      error_ = {name.substr(0, 64), "unknown field; expected ticket and hits"};
+      return false;
+    }
+    name_ = name;
+    if (std::exchange(*seen, true)) {
+      error_ = {name_, "repeated field; expected it once"};
+      return false;
+    }
+    return true;
+  }
+  bool end_object() override {
+    if (!seen_ticket_ || !seen_hits_) {
+      error_ = {seen_ticket_ ? "hits" : "ticket", "required field is missing"};
+      return false;
+    }
+    ++depth_;
+    return true;
+  }
+  bool parse_error(std::size_t position, const std::string&, const json::exception&) override {
+    error_ = {"", fmt::format("expected JSON in UTF-8; it is broken at byte {}", position)};
+    return false;
+  }
+
+ private:
+  // A value that its place does not take.
+  bool wrong() {
+    if (name_ == "hits") {
+      error_ = {name_, fmt::format("expected an integer from 0 to {}", kMaxHits)};
+    } else if (name_ == "ticket") {
+      error_ = {name_, fmt::format("expected a string of 1 to {} bytes", kMaxTicket)};
+    } else {
+      error_ = {"", "expected a JSON object"};
+    }
+    return false;
+  }
+
+  SettleBody& out_;
+  BodyError& error_;
+  int depth_ = 0;  // 2: the object has ended
+  std::string name_;
+  bool seen_ticket_ = false;
+  bool seen_hits_ = false;
 };
 
 std::string dump(const Ordered& document) {
@@ -230,10 +328,32 @@ Ordered to_json(const HttpStatus& status) {
 
 }  // namespace
 
-bool parse_check(std::string_view body, CheckBody& out, BodyError& error) {
+namespace {
+
+bool parse_request(std::string_view body, CheckBody& out, BodyError& error, bool reserve) {
   out = {};
   error = {};
-  CheckReader reader(out, error);
+  CheckReader reader(out, error, reserve);
+  const bool parsed = json::sax_parse(body.begin(), body.end(), &reader);
+  if (parsed && reader.finished()) return true;
+  if (error.expected.empty()) error.expected = "expected a JSON object";
+  return false;
+}
+
+}  // namespace
+
+bool parse_check(std::string_view body, CheckBody& out, BodyError& error) {
+  return parse_request(body, out, error, false);
+}
+
+bool parse_reserve(std::string_view body, CheckBody& out, BodyError& error) {
+  return parse_request(body, out, error, true);
+}
+
+bool parse_settle(std::string_view body, SettleBody& out, BodyError& error) {
+  out = {};
+  error = {};
+  SettleReader reader(out, error);
   const bool parsed = json::sax_parse(body.begin(), body.end(), &reader);
   if (parsed && reader.finished()) return true;
   if (error.expected.empty()) error.expected = "expected a JSON object";
@@ -284,9 +404,22 @@ std::string answer_json(const HttpAnswer& answer) {
       answer.allowed ? Ordered(0)
                      : (decider == nullptr ? Ordered(nullptr) : milliseconds(decider->retry_after));
   out["delay_ms"] = milliseconds(answer.delay());
+  if (answer.repeated) out["repeated"] = true;
+  if (answer.ticket) {
+    out["ticket"] = answer.ticket->empty() ? Ordered(nullptr) : Ordered(*answer.ticket);
+  }
   Ordered statuses = Ordered::array();
   for (const HttpStatus& status : answer.statuses) statuses.push_back(to_json(status));
   out["statuses"] = std::move(statuses);
+  return dump(out);
+}
+
+std::string settled_json(const HttpSettled& settled) {
+  Ordered out;
+  out["settled"] = settled.known;
+  out["reserved"] = settled.reserved;
+  out["lapsed"] = settled.lapsed;
+  out["degraded"] = settled.degraded;
   return dump(out);
 }
 

@@ -52,6 +52,74 @@ TEST(ParseCheck, OnlyTheDomainIsRequired) {
   EXPECT_EQ(bad("{}"), "domain: required field is missing");
 }
 
+TEST(ParseCheck, TakesARequestId) {
+  EXPECT_EQ(good(R"({"domain":"api"})").request_id, "");
+  EXPECT_EQ(good(R"({"domain":"api","request_id":"é-7"})").request_id, "é-7");
+  const std::string longest(kMaxRequestId, 'x');
+  EXPECT_EQ(good(R"({"domain":"api","request_id":")" + longest + R"("})").request_id, longest);
+  const std::string expected = "request_id: expected a string of 1 to 128 bytes";
+  EXPECT_EQ(bad(R"({"domain":"api","request_id":")" + longest + R"(x"})"), expected);
+  EXPECT_EQ(bad(R"({"domain":"api","request_id":""})"), expected);
+  EXPECT_EQ(bad(R"({"domain":"api","request_id":7})"), expected);
+  EXPECT_EQ(bad(R"({"request_id":"a","request_id":"a"})"),
+            "request_id: repeated field; expected it once");
+}
+
+TEST(ParseReserve, TakesATimeout) {
+  CheckBody body;
+  BodyError error;
+  EXPECT_TRUE(parse_reserve(R"({"domain":"api","hits":500})", body, error));
+  EXPECT_EQ(body.timeout, kMinute);
+  EXPECT_TRUE(parse_reserve(R"({"domain":"api","timeout_ms":1500})", body, error));
+  EXPECT_EQ(body.timeout, 1500 * kMillisecond);
+  for (const char* wrong : {"86400001", "-1", "\"1\"", "1.5"}) {
+    EXPECT_FALSE(
+        parse_reserve(std::string(R"({"domain":"api","timeout_ms":)") + wrong + "}", body, error));
+    EXPECT_EQ(error.field, "timeout_ms");
+    EXPECT_EQ(error.expected, "expected an integer from 0 to 86400000");
+  }
+  EXPECT_FALSE(parse_check(R"({"domain":"api","timeout_ms":1})", body, error));
+  EXPECT_EQ(error.field, "timeout_ms");
+}
+
+TEST(ParseSettle, TakesATicketAndHits) {
+  SettleBody body;
+  BodyError error;
+  EXPECT_TRUE(parse_settle(R"({"ticket":"00ff-7","hits":0})", body, error));
+  EXPECT_EQ(body.ticket, "00ff-7");
+  EXPECT_TRUE(parse_settle(R"({"hits":9007199254740992,"ticket":"x"})", body, error));
+  EXPECT_EQ(body.hits, kMaxHits);
+  auto wrong = [&](const std::string& text) {
+    EXPECT_FALSE(parse_settle(text, body, error)) << text;
+    return error.field + ": " + error.expected;
+  };
+  EXPECT_EQ(wrong(R"({"ticket":"x"})"), "hits: required field is missing");
+  EXPECT_EQ(wrong(R"({"hits":1})"), "ticket: required field is missing");
+  EXPECT_EQ(wrong(R"({"ticket":"x","hits":-1})"),
+            "hits: expected an integer from 0 to 9007199254740992");
+  EXPECT_EQ(wrong(R"({"ticket":7,"hits":1})"), "ticket: expected a string of 1 to 128 bytes");
+  EXPECT_EQ(wrong(R"({"ticket":"","hits":1})"), "ticket: expected a string of 1 to 128 bytes");
+  EXPECT_EQ(wrong(R"({"ticket":"x","hits":{}})"),
+            "hits: expected an integer from 0 to 9007199254740992");
+  EXPECT_EQ(wrong(R"({"ticket":"x","ticket":"y"})"), "ticket: repeated field; expected it once");
+  EXPECT_EQ(wrong(R"({"tickets":"x"})"), "tickets: unknown field; expected ticket and hits");
+  EXPECT_EQ(wrong("[]"), ": expected a JSON object");
+  EXPECT_EQ(wrong("7"), ": expected a JSON object");
+  EXPECT_EQ(wrong(""), ": expected JSON in UTF-8; it is broken at byte 1");
+}
+
+TEST(AnswerJson, TellsTheTicket) {
+  HttpAnswer answer;
+  EXPECT_FALSE(json::parse(answer_json(answer)).contains("ticket"));
+  EXPECT_FALSE(json::parse(answer_json(answer)).contains("repeated"));
+  answer.ticket = "00ff-7";
+  answer.repeated = true;
+  EXPECT_EQ(json::parse(answer_json(answer))["ticket"], "00ff-7");
+  EXPECT_EQ(json::parse(answer_json(answer))["repeated"], true);
+  answer.ticket = "";
+  EXPECT_TRUE(json::parse(answer_json(answer))["ticket"].is_null());
+}
+
 TEST(ParseCheck, DecodesEscapes) {
   EXPECT_EQ(good(R"({"domain":"\u00e9\ud83d\ude00\n"})").domain, "é😀\n");
 }
@@ -98,7 +166,7 @@ TEST(ParseCheck, RefusesWrongKinds) {
 
 TEST(ParseCheck, RefusesUnknownRepeatedAndMissingNames) {
   EXPECT_EQ(bad(R"({"domain":"a","hit":1})"),
-            "hit: unknown field; expected domain, descriptor or hits");
+            "hit: unknown field; expected domain, descriptor, hits or request_id");
   EXPECT_EQ(bad(R"({"domain":"a","domain":"b"})"), "domain: repeated field; expected it once");
   EXPECT_EQ(bad(R"({"hits":1,"domain":"a","hits":2})"), "hits: repeated field; expected it once");
   EXPECT_EQ(bad(R"({"descriptor":{},"descriptor":[]})"),

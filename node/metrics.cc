@@ -142,6 +142,22 @@ std::string render_metrics(const NodeMetrics& metrics) {
   page.gauge("weir_cells", "Cells held by the replica.");
   page.add({}, metrics.cells);
 
+  page.gauge("weir_request_ids", "Ids of requests that are remembered.");
+  page.add({}, metrics.request_ids.held);
+  page.counter("weir_request_ids_repeated_total",
+               "Requests whose id had passed before: answered as then, not counted.");
+  page.add({}, metrics.request_ids.repeated);
+  page.counter("weir_request_ids_evicted_total",
+               "Ids forgotten before their time for want of room: one that comes again counts.");
+  page.add({}, metrics.request_ids.evicted);
+  page.gauge("weir_tickets", "Reservations that are not settled yet.");
+  page.add({}, metrics.tickets.open);
+  page.counter("weir_tickets_timed_out_total",
+               "Reservations that nobody settled in time: counted in full.");
+  page.add({}, metrics.tickets.timed_out);
+  page.counter("weir_tickets_refused_total", "Reservations for which there was no room.");
+  page.add({}, metrics.tickets.refused);
+
   add_rules(page, metrics.rules);
   add_peers(page, metrics.peers);
   if (metrics.storage) add_storage(page, *metrics.storage);

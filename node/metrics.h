@@ -45,6 +45,18 @@ struct ReplicaMetrics {
   std::uint64_t alarms = 0;
 };
 
+struct RequestIdMetrics {
+  std::uint64_t held = 0;
+  std::uint64_t repeated = 0;  ///< requests told what they were told before
+  std::uint64_t evicted = 0;   ///< forgotten before their time, for want of room
+};
+
+struct TicketMetrics {
+  std::uint64_t open = 0;
+  std::uint64_t timed_out = 0;  ///< settled in full, as nobody did in time
+  std::uint64_t refused = 0;    ///< reservations for which there was no room
+};
+
 /// Everything a scrape tells, taken at one moment.
 struct NodeMetrics {
   std::string version;  ///< build info
@@ -55,6 +67,8 @@ struct NodeMetrics {
   std::uint64_t series = 0;
   std::uint64_t max_series = 0;
   std::uint64_t cells = 0;
+  RequestIdMetrics request_ids;
+  TicketMetrics tickets;
   std::vector<RuleMetrics> rules;
   std::vector<PeerMetrics> peers;
   std::optional<StorageMetrics> storage;  ///< none: in memory only

@@ -92,6 +92,8 @@ NodeMetrics example() {
   metrics.series = 12;
   metrics.max_series = 1000;
   metrics.cells = 34;
+  metrics.request_ids = {35, 36, 37};
+  metrics.tickets = {38, 39, 40};
   metrics.rules = {{"api", "per-key", 100, 7, 2, false}, {"api", "trial", 50, 9, 0, true}};
   metrics.peers = {{"us/us-1", true, 5, 0.25, -0.125, 3}, {"ap/ap-1", false, 0, {}, {}, 0}};
   metrics.storage = StorageMetrics{true, 10, 20, 4096, 1, 0.004};
@@ -107,6 +109,12 @@ TEST(Metrics, RendersEveryFigure) {
       {"weir_series", 12},
       {"weir_series_limit", 1000},
       {"weir_cells", 34},
+      {"weir_request_ids", 35},
+      {"weir_request_ids_repeated_total", 36},
+      {"weir_request_ids_evicted_total", 37},
+      {"weir_tickets", 38},
+      {"weir_tickets_timed_out_total", 39},
+      {"weir_tickets_refused_total", 40},
       {"weir_rule_decisions_total{domain=\"api\",rule=\"per-key\",verdict=\"allowed\"}", 100},
       {"weir_rule_decisions_total{domain=\"api\",rule=\"per-key\",verdict=\"denied\"}", 7},
       {"weir_rule_decisions_total{domain=\"api\",rule=\"per-key\",verdict=\"shadow_denied\"}", 0},

@@ -37,6 +37,22 @@ class Handler : public ServiceHandler {
     if (int ms = delay_ms; ms > 0) return loop_.timer().afterDelay(ms * kj::MILLISECONDS);
     return kj::READY_NOW;
   }
+  kj::Promise<void> reserve(const weir::Request& request, Nanos timeout,
+                            ReserveReply& reply) override {
+    reply.decision.allowed = request.hits < 10;
+    reply.decision.repeated = request.id == "again";
+    if (reply.decision.allowed) reply.ticket = std::to_string(timeout);
+    if (mute) return kj::NEVER_DONE;
+    return kj::READY_NOW;
+  }
+  kj::Promise<void> settle(std::string_view ticket, std::uint64_t hits,
+                           SettleReply& reply) override {
+    reply.settled = ticket == "good";
+    reply.reserved = hits + 1;
+    reply.lapsed = reply.degraded = hits == 3;
+    if (mute) return kj::NEVER_DONE;
+    return kj::READY_NOW;
+  }
   std::string status_json() override { return R"({"ok":true})"; }
 
   std::atomic<int> calls{0};
@@ -128,6 +144,42 @@ TEST(Client, ChecksOneAndMany) {
   }
   EXPECT_EQ(server.handler().seen, 3001u);
   EXPECT_TRUE(client.check(std::span<const CheckItem>{}).empty());
+}
+
+TEST(Client, ReservesAndSettles) {
+  ServerThread server;
+  auto options = patient(server.address());
+  {
+    Client client(options);
+    CheckItem wanted = item(5);
+    wanted.id = "again";
+    ReserveReply reply = client.reserve(wanted, 77);
+    EXPECT_EQ(reply.decision.error, "");
+    EXPECT_TRUE(reply.decision.allowed);
+    EXPECT_TRUE(reply.decision.repeated);
+    EXPECT_EQ(reply.ticket, "77");
+    reply = client.reserve(item(50), 77);
+    EXPECT_FALSE(reply.decision.allowed);
+    EXPECT_FALSE(reply.decision.repeated);
+    EXPECT_EQ(reply.ticket, "");
+    wanted.id.assign(kMaxRequestId + 1, 'x');
+    EXPECT_EQ(client.reserve(wanted, 77).decision.error, "id is too long");
+    EXPECT_EQ(client.check(wanted).error, "id is too long");
+
+    EXPECT_EQ(client.settle("good", 3), (SettleReply{"", true, 4, true, true}));
+    EXPECT_EQ(client.settle("other", 1), (SettleReply{"", false, 2, false, false}));
+    EXPECT_EQ(client.settle(std::string(kMaxTicket + 1, 'x'), 1).error, "ticket is too long");
+  }
+  options.deadline = 20 * kMillisecond;
+  server.handler().mute = true;
+  Client client(options);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(client.reserve(item(5), 77).decision.error, "deadline");
+    EXPECT_EQ(client.settle("good", 3).error, "deadline");
+  }
+  Client nobody(patient("127.0.0.1:1"));
+  EXPECT_EQ(nobody.reserve(item(5), 77).decision.error.find("unavailable: "), 0u);
+  EXPECT_EQ(nobody.settle("good", 3).error.find("unavailable: "), 0u);
 }
 
 TEST(Client, StatusAndItsErrors) {

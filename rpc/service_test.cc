@@ -23,6 +23,7 @@ class Handler : public ServiceHandler {
       reply.deciding = 0;
       CheckStatus status;
       status.rule = std::string(requests[i].domain);
+      if (!requests[i].id.empty()) status.rule += "#" + std::string(requests[i].id);
       for (const auto& entry : requests[i].descriptor) {
         status.rule += "|" + std::string(entry.key) + "=" + std::string(entry.value);
       }
@@ -35,6 +36,22 @@ class Handler : public ServiceHandler {
     auto paf = kj::newPromiseAndFulfiller<void>();
     held.push_back(kj::mv(paf.fulfiller));
     return kj::mv(paf.promise);
+  }
+  kj::Promise<void> reserve(const weir::Request& request, Nanos timeout,
+                            ReserveReply& reply) override {
+    reply.decision.allowed = request.hits < 10;
+    reply.ticket = reply.decision.allowed
+                       ? "ticket of " + std::string(request.domain) + "/" +
+                             std::string(request.id) + " for " + std::to_string(timeout)
+                       : "";
+    return kj::READY_NOW;
+  }
+  kj::Promise<void> settle(std::string_view ticket, std::uint64_t hits,
+                           SettleReply& reply) override {
+    reply.settled = ticket == "good";
+    reply.reserved = hits + 1;
+    reply.lapsed = reply.degraded = hits == 3;
+    return kj::READY_NOW;
   }
   std::string status_json() override { return "{\"ok\":true}"; }
 
@@ -90,6 +107,57 @@ class ServiceTest : public ::testing::Test {
   Handler handler_;
   std::unique_ptr<ServiceServer> server_;
 };
+
+TEST_F(ServiceTest, RequestIds) {
+  start();
+  auto connection = dial();
+  auto request = service(*connection).checkRequest();
+  auto list = request.initRequests(2);
+  list[0].setDomain("api");
+  list[0].setId(std::string(kMaxRequestId, 'x').c_str());
+  list[1].setDomain("api");
+  list[1].setId(std::string(kMaxRequestId + 1, 'x').c_str());
+  auto response = request.send().wait(loop_.wait_scope());
+  CheckReply reply;
+  ASSERT_TRUE(decode(response.getResults()[0], reply));
+  EXPECT_EQ(reply.statuses.at(0).rule, "api#" + std::string(kMaxRequestId, 'x'));
+  ASSERT_TRUE(decode(response.getResults()[1], reply));
+  EXPECT_EQ(reply.error, "id is longer than 128 bytes");
+}
+
+TEST_F(ServiceTest, ReservesAndSettles) {
+  start();
+  auto connection = dial();
+  auto client = service(*connection);
+  auto reserve = [&](const std::string& id, std::uint64_t hits, Nanos timeout) {
+    auto request = client.reserveRequest();
+    request.getRequest().setDomain("llm");
+    request.getRequest().setId(id.c_str());
+    request.getRequest().setHits(hits);
+    request.setTimeoutNs(timeout);
+    return request.send().wait(loop_.wait_scope());
+  };
+  EXPECT_EQ(reserve("r1", 5, 77).getTicket(), "ticket of llm/r1 for 77");
+  EXPECT_TRUE(reserve("r1", 5, 77).getResult().getAllowed());
+  EXPECT_FALSE(reserve("r1", 50, 77).getResult().getAllowed());
+  EXPECT_EQ(reserve("r1", 5, -1).getResult().getError(), "timeout is not within 0 and a day");
+  EXPECT_EQ(reserve("r1", 5, kDay + 1).getResult().getError(), "timeout is not within 0 and a day");
+  EXPECT_EQ(reserve(std::string(129, 'x'), 5, 1).getResult().getError(),
+            "id is longer than 128 bytes");
+  auto settle = [&](const std::string& ticket, std::uint64_t hits) {
+    auto request = client.settleRequest();
+    request.setTicket(ticket.c_str());
+    request.setHits(hits);
+    return request.send().wait(loop_.wait_scope());
+  };
+  EXPECT_TRUE(settle("good", 3).getResult().getSettled());
+  EXPECT_TRUE(settle("good", 3).getResult().getLapsed());
+  EXPECT_EQ(settle("good", 3).getResult().getReserved(), 4u);
+  EXPECT_FALSE(settle("other", 3).getResult().getSettled());
+  EXPECT_EQ(settle(std::string(129, 'x'), 3).getResult().getError(),
+            "ticket is longer than 128 bytes");
+  EXPECT_EQ(server_->counters().malformed, 4u);
+}
 
 TEST_F(ServiceTest, ChecksAndStatus) {
   start();
