@@ -264,6 +264,16 @@ class Parser {
           }},
          {"max_series", [&](const Node& n,
                             Path p) { read_.integer(n, p, 1, 1'000'000'000, config_.max_series); }},
+         {"max_request_ids",
+          [&](const Node& n, Path p) {
+            read_.integer(n, p, 0, 100'000'000, config_.max_request_ids);
+          }},
+         {"request_id_ttl",
+          [&](const Node& n, Path p) {
+            read_.duration(n, p, kSecond, kDay, config_.request_id_ttl);
+          }},
+         {"max_tickets",
+          [&](const Node& n, Path p) { read_.integer(n, p, 0, 100'000'000, config_.max_tickets); }},
          {"log", [&](const Node& n, Path p) { log(n, p); }},
          {"http", [&](const Node& n, Path p) { http(n, p); }}});
     check_members(root);

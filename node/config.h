@@ -47,6 +47,9 @@ struct NodeConfig {
   Nanos commit_interval = 5 * kMillisecond;
   Nanos max_skew = kSecond;
   std::uint64_t max_series = 1'000'000;
+  std::uint64_t max_request_ids = 65'536;
+  Nanos request_id_ttl = kMinute;
+  std::uint64_t max_tickets = 65'536;
   LogLevel log_level = LogLevel::info;
   LogFormat log_format = LogFormat::json;
   HttpConfig http;

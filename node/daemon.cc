@@ -151,6 +151,9 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
     options.rules = rules;
     options.hash_key = hash_key(config);
     options.max_series = config.max_series;
+    options.max_request_ids = config.max_request_ids;
+    options.request_id_ttl = config.request_id_ttl;
+    options.max_tickets = config.max_tickets;
     options.fresh_incarnation = random_incarnation;
     EngineEvents events;
     events.send = [this](crdt::PeerIndex peer, const crdt::Message& message) {
