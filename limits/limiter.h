@@ -60,7 +60,7 @@ struct TicketCounters {
 
 /// Decides from memory. Thread-safe: any number of threads may call any member at any time, except
 /// where said otherwise. No call does I/O, waits for anything but another call on the same series
-/// or its neighbours in memory, or reads a clock.
+/// (or request id) or its neighbours in memory, or reads a clock.
 class Limiter {
  public:
   Limiter(std::shared_ptr<const RuleSet> rules, LimiterOptions options);
