@@ -1,6 +1,7 @@
 #include <weir/limits/limiter.h>
 
 #include <atomic>
+#include <barrier>
 #include <list>
 #include <thread>
 
@@ -226,17 +227,18 @@ LAW(43, "the same request id counts once, also when threads send it at once", "b
   for (int i = 0; i < kIds; ++i) ids.push_back("request " + std::to_string(i));
   std::vector<int> consumed[2] = {std::vector<int>(kIds), std::vector<int>(kIds)};
   std::vector<int> passed[2] = {std::vector<int>(kIds), std::vector<int>(kIds)};
-  std::atomic<int> ready{0};
+  std::barrier meet(2);
   auto run = [&](std::size_t thread) {
-    ++ready;
-    while (ready < 2) {
-    }
     Decision decision;
-    for (std::size_t i = 0; i < kIds; ++i) {
-      if (i % 32 == 0) std::this_thread::yield();  // or on a busy machine one does it all
+    auto send = [&](std::size_t i) {
       limiter.check(Ask("k", 1, ids[i]).request, kStart, decision);
-      passed[thread][i] = decision.allowed;
-      consumed[thread][i] = decision.allowed && !decision.repeated;
+      passed[thread][i] |= decision.allowed;
+      consumed[thread][i] += decision.allowed && !decision.repeated;
+    };
+    send(thread);  // each is the first with one
+    for (std::size_t i = 0; i < kIds; ++i) {
+      if (i % 16 == 0) meet.arrive_and_wait();
+      send(i);
     }
   };
   std::thread other(run, 1);
@@ -476,18 +478,19 @@ LAW(42, "reservations never exceed the limit together, also under concurrency", 
   std::atomic<std::uint64_t> counted{0};
   std::atomic<std::uint64_t> settlements{0};
   std::atomic<int> denials{0};
-  std::atomic<int> ready{0};
+  std::barrier meet(2);
   std::atomic<bool> exceeded{false};
   int firsts[2] = {};
   auto run = [&](std::uint64_t thread) {
-    ++ready;
-    while (ready < 2) {
-    }
-    for (Ticket ticket : shared) {
-      if (ticket.number % 32 == 0) std::this_thread::yield();
-      if (!limiter.settle(ticket, 2 + thread, kStart).known) continue;
+    auto settle = [&](Ticket ticket) {
+      if (!limiter.settle(ticket, 2 + thread, kStart).known) return;
       ++firsts[thread];
       settlements += 2 + thread;
+    };
+    settle(shared[thread]);  // each is the first with one
+    for (std::size_t i = 0; i < shared.size(); ++i) {
+      if (i % 16 == 0) meet.arrive_and_wait();
+      settle(shared[i]);
     }
     Decision decided;
     std::vector<std::pair<Ticket, std::uint64_t>> open;
