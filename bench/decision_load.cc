@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 #include <weir/bench/machine.h>
 #include <weir/bench/parts.h>
+#include <weir/limits/counted_new.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -11,43 +12,13 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
-#include <new>
 #include <stdexcept>
 #include <thread>
-
-namespace {
-thread_local std::uint64_t allocation_count = 0;
-}
-
-// Not inlined: the compiler would see malloc's memory in delete and warn.
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  ++allocation_count;
-  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t align) {
-  ++allocation_count;
-  auto unit = static_cast<std::size_t>(align);
-  if (void* memory = std::aligned_alloc(unit, (size + unit - 1) / unit * unit)) return memory;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
-  std::free(memory);
-}
 
 namespace weir::bench {
 
 std::uint64_t allocations() {
-  return allocation_count;
+  return weir::allocations;
 }
 
 std::uint64_t run_threads(int threads, const std::function<void(int)>& body,

@@ -1,44 +1,10 @@
 // A decision on a known key allocates nothing, whatever the algorithm and the answer.
 #include <gtest/gtest.h>
+#include <weir/limits/counted_new.h>
 #include <weir/limits/limiter.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
 #include <string>
 #include <vector>
-
-namespace {
-std::atomic<std::uint64_t> allocations{0};
-
-void* allocate(std::size_t size, std::size_t align) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  void* memory = align == 0 ? std::malloc(size == 0 ? 1 : size)
-                            : std::aligned_alloc(align, (size + align - 1) / align * align);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-}  // namespace
-
-// Not inlined: the compiler would see malloc's memory in delete and warn.
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  return allocate(size, 0);
-}
-[[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t align) {
-  return allocate(size, static_cast<std::size_t>(align));
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
-  std::free(memory);
-}
 
 namespace weir {
 namespace {
@@ -92,9 +58,9 @@ std::uint64_t count(const Case& given) {
     limiter.check({"api", {&entry, 1}, 1}, kNow + i * kMicrosecond, decision);
   };
   for (int i = 0; i < 2 * kKeys; ++i) ask(i);
-  std::uint64_t before = allocations.load();
+  std::uint64_t before = allocations;
   for (int i = 2 * kKeys; i < 10'000; ++i) ask(i);
-  std::uint64_t made = allocations.load() - before;
+  std::uint64_t made = allocations - before;
   EXPECT_EQ(decision.allowed, given.limit > 10'000);
   EXPECT_EQ(decision.statuses.size(), static_cast<std::size_t>(given.rules));
   return made;
@@ -114,10 +80,10 @@ TEST(Allocation, ADecisionOnAKnownKeyAllocatesNothing) {
 }
 
 TEST(Allocation, TheCounterCounts) {
-  std::uint64_t before = allocations.load();
+  std::uint64_t before = allocations;
   auto made = std::make_unique<std::vector<int>>(100);
   EXPECT_EQ(made->size(), 100u);
-  EXPECT_EQ(allocations.load() - before, 2u);
+  EXPECT_EQ(allocations - before, 2u);
 }
 
 }  // namespace

@@ -2,34 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <weir/limits/counted_new.h>
 
-#include <cstdlib>
-#include <new>
 #include <string>
 #include <thread>
 #include <vector>
-
-namespace {
-// Allocations of this thread, so that a test can show that there were none.
-thread_local std::size_t allocations = 0;
-}  // namespace
-
-// Not inlined: the compiler would see malloc's memory in delete and warn.
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  ++allocations;
-  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
-  ++allocations;
-  return std::malloc(size == 0 ? 1 : size);
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
 
 namespace weir {
 namespace {
