@@ -70,8 +70,8 @@ class Limiter {
 
   /// Evaluates every rule that matches and, if all enforcing ones allow, consumes from each; a
   /// denied request consumes nothing. `now` is clamped so that time never runs backwards for a
-  /// thread; between threads it may by less than a millisecond.
-  /// Reusing `out` avoids allocation.
+  /// thread; between threads, and for those beyond the fifteenth, it may by less than a
+  /// millisecond. Reusing `out` avoids allocation.
   ///
   /// A request with an id that passed and consumed is remembered with its answer (LimiterOptions):
   /// the same id in the same domain is told the same again, with `repeated` set, and consumes

@@ -37,7 +37,6 @@ struct SeriesEntry {
   static constexpr std::uint64_t kDirtyBefore = 16;  ///< the one before has
   static constexpr unsigned kFormShift = 5;          ///< two bits
   static constexpr std::uint64_t kErased = 128;  ///< alone: was in use, others may lie behind it
-  static constexpr std::uint64_t kFlags = 255;
 
   // With its lock held. Flags other than the lock change only then.
   bool has(std::uint64_t flag) const { return (load() & flag) != 0; }
@@ -80,7 +79,6 @@ class SeriesTable {
   SeriesTable& operator=(const SeriesTable&) = delete;
 
   std::size_t size() const { return size_.load(std::memory_order_relaxed); }
-  std::size_t capacity() const { return max_series_; }
 
   /// Fetches the line in which find() will look first. (Always inlined: GCC takes the function for
   /// one without effects, and drops calls of it.)

@@ -145,9 +145,9 @@ class Checker {
   ///   ended   sum of the acknowledged adds that have ended
   ///   begun   of those among them that have begun, and of those under way
   ///   told    largest (value - begun), over the values that this process told, when they arrived
-  /// an add that began after such a value arrived is in `ended` and was not in `begun` then, so a
-  /// value that is asked for now is at least `ended + told`: the earlier value, and what was
-  /// acknowledged since.
+  /// an add that began after such a value arrived is in `ended` and was not in `begun` then, so the
+  /// next value asked for is at least `ended + told`: the earlier value, and what was acknowledged
+  /// since.
   void sweep(const Group& group, const Lives& lives,
              const std::vector<const Operation*>& operations) {
     std::vector<Event> events;
