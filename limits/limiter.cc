@@ -1,7 +1,5 @@
 #include <weir/limits/limiter.h>
 
-#include <sodium/crypto_shorthash_siphash24.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -12,6 +10,8 @@
 #include <string>
 
 #include <weir/limits/bucket.h>
+#include <weir/limits/divisor.h>
+#include <weir/limits/keyed_hash.h>
 #include <weir/limits/log_window.h>
 #include <weir/limits/overflow_sketch.h>
 #include <weir/limits/request_ids.h>
@@ -34,6 +34,8 @@ constexpr std::size_t kStripes = 16;
 constexpr Nanos kTimeStep = kMillisecond;
 /// Requests of a batch whose memory is fetched ahead.
 constexpr std::size_t kAhead = 16;
+/// At most this many rules are looked at one by one, which is faster than looking them up.
+constexpr std::size_t kScannedRules = 8;
 constexpr std::uint64_t kMaxSmall = std::numeric_limits<std::uint32_t>::max();
 
 struct alignas(32) AtomicCounters {
@@ -55,8 +57,8 @@ struct alignas(64) Stripe {
 struct BriskBucket {
   bool fits = false;  // every debt that can be reached, and every cost up to the burst on top
   std::uint64_t scale = 1;
-  std::uint64_t rate = 0;
-  std::uint64_t unit = 1;
+  internal::Divisor rate;
+  internal::Divisor unit;
   std::uint64_t capacity = 0;
   Nanos fill_time = 0;
 
@@ -64,20 +66,22 @@ struct BriskBucket {
     BriskBucket made;
     if (shape.rate == 0) return made;
     made.scale = std::gcd(shape.rate, static_cast<std::uint64_t>(shape.unit));
-    made.rate = shape.rate / made.scale;
-    made.unit = static_cast<std::uint64_t>(shape.unit) / made.scale;
+    made.rate = internal::Divisor(shape.rate / made.scale);
+    made.unit = internal::Divisor(static_cast<std::uint64_t>(shape.unit) / made.scale);
     made.fits = (shape.cap() + shape.ticks(shape.burst)) / made.scale < crdt::DebtTicks{1} << 62;
-    made.capacity = made.fits ? shape.burst * made.unit : 0;
+    made.capacity = made.fits ? shape.burst * made.unit.value() : 0;
     made.fill_time = shape.fill_time();
     return made;
   }
-  /// At `now`, not before the entry's last touch.
+  /// Time behind the entry's last touch counts as the last touch.
   std::uint64_t debt(const SeriesEntry& entry, Nanos now) const {
-    Uint128 drained = static_cast<Uint128>(static_cast<std::uint64_t>(now - entry.time)) * rate;
+    if (now <= entry.time) return entry.word[0];
+    Uint128 drained =
+        static_cast<Uint128>(static_cast<std::uint64_t>(now - entry.time)) * rate.value();
     return entry.word[0] > drained ? entry.word[0] - static_cast<std::uint64_t>(drained) : 0;
   }
   Nanos drain_time(std::uint64_t debt) const {
-    std::uint64_t time = debt / rate + (debt % rate != 0);
+    std::uint64_t time = rate.ceil(debt);
     return time > static_cast<std::uint64_t>(kMaxTime) ? kNever : static_cast<Nanos>(time);
   }
 };
@@ -85,11 +89,19 @@ struct BriskBucket {
 /// A rule as decisions need it.
 struct Plan {
   const Rule* rule = nullptr;
-  HashKey hash_key{};  // the cluster's and the rule's identity in one
+  internal::KeyedHash hash_key{HashKey{}};  // of the cluster's and the rule's identity in one
   bool plain_cost = false;
+  std::uint64_t default_cost = 1;
+  bool shadow = false;
+  bool commit = false;     // its answers wait for the disk, where there is one
+  bool one_entry = false;  // it matches whatever has the one entry that is its key
   bool bucket_cell = false;
   bool log = false;
+  bool spread = false;
   bool small_windows = false;  // two windows are enough for Form::window
+  bool plain_windows = false;  // and all are of one length, the older one weighted
+  WindowShape window;          // but for a spread phase
+  internal::Divisor sub;       // its length
   std::uint64_t limit = 0;     // as reported
   BucketShape bucket;
   BriskBucket brisk;
@@ -98,26 +110,55 @@ struct Plan {
 /// What becomes of a cost that is allowed. `no_ticket`: it should be held, and too many are.
 enum class Mode : std::uint8_t { consume, hold, no_ticket };
 
-/// One matching rule of a request under evaluation.
+/// One matching rule of a request under evaluation. What has no initial value is set by prepare(),
+/// the window only for rules that have one.
 struct Item {
   std::uint32_t rule = 0;
   Mode mode = Mode::consume;
   bool made = false;     // the entry, by this request
   bool no_room = false;  // none could be made
   bool brisk = false;    // evaluated by its small bucket: `debt` is what it owes
+  SeriesEntry* entry = nullptr;
   SeriesId id;
   std::uint64_t cost = 0;
+  std::uint64_t debt = 0;
+  Nanos ahead = 0;  // by which another thread has touched it later than now
   WindowShape shape;
   std::int64_t index = 0;  // of the window, and its start
   Nanos start = 0;
-  std::uint64_t debt = 0;
-  SeriesEntry* entry = nullptr;
+
+  void begin_anew() {
+    mode = Mode::consume;
+    made = no_room = false;
+    entry = nullptr;
+  }
+};
+
+/// Grows and is used again: setting up an Item costs more than most of what is done with it.
+class Items {
+ public:
+  void clear() { size_ = 0; }
+  std::size_t size() const { return size_; }
+  Item& next() {
+    if (size_ == items_.size()) items_.emplace_back();
+    Item& item = items_[size_++];
+    item.begin_anew();
+    return item;
+  }
+  std::span<Item> from(std::size_t first, std::size_t end) {
+    return {items_.data() + first, end - first};
+  }
+  std::span<Item> all() { return from(0, size_); }
+
+ private:
+  std::vector<Item> items_;
+  std::size_t size_ = 0;
 };
 
 /// A thread's own things, so that a decision allocates nothing and shares no line that is written.
 struct Local {
   std::vector<std::uint32_t> matched;
-  std::vector<Item> items;
+  Items items;
   std::vector<std::size_t> ends;  // of the items of each request of a batch
   std::vector<SeriesEntry*> locked;
   std::vector<LogEntry> log;
@@ -171,11 +212,8 @@ void append_text(std::string& out, std::string_view text) {
   out.append(text);
 }
 
-SeriesId keyed_hash(const HashKey& key, std::string_view text) {
-  std::array<std::uint64_t, 2> hash{};
-  crypto_shorthash_siphashx24(reinterpret_cast<unsigned char*>(hash.data()),
-                              reinterpret_cast<const unsigned char*>(text.data()), text.size(),
-                              key.data());
+SeriesId hash_with(const internal::KeyedHash& hash_key, std::string_view text) {
+  std::array<std::uint64_t, 2> hash = hash_key(text);
   return {hash[0], hash[1]};
 }
 
@@ -281,9 +319,15 @@ struct Limiter::Impl {
     for (const Rule& rule : rules->rules()) {
       Plan plan;
       plan.rule = &rule;
-      SeriesId mixed = keyed_hash(options.hash_key, identity(rule));
-      std::memcpy(plan.hash_key.data(), &mixed, sizeof mixed);
+      SeriesId mixed = hash_with(internal::KeyedHash(options.hash_key), identity(rule));
+      HashKey own;
+      std::memcpy(own.data(), &mixed, sizeof mixed);
+      plan.hash_key = internal::KeyedHash(own);
       plan.plain_cost = rule.cost_by_method.empty();
+      plan.default_cost = rule.default_cost;
+      plan.shadow = rule.shadow;
+      plan.commit = options.replicated && rule.durability == Durability::commit;
+      plan.one_entry = rule.match.empty() && rule.key.size() == 1;
       plan.bucket_cell = is_bucket(rule.algorithm);
       plan.log = rule.algorithm == Algorithm::sliding_log;
       plan.limit = plan.bucket_cell ? rule.burst : rule.limit;
@@ -294,6 +338,11 @@ struct Limiter::Impl {
         WindowShape shape = window_shape(rule, {});
         // A thread that is late by the grace still finds its window.
         plan.small_windows = shape.previous <= 1 && (shape.calendar || shape.sub >= kGrace);
+        plan.plain_windows = plan.small_windows && shape.calendar == nullptr && !shape.strict;
+        plan.spread = rule.phase == Phase::spread;
+        plan.sub = internal::Divisor(static_cast<std::uint64_t>(shape.sub));
+        shape.phase = 0;
+        plan.window = shape;
       }
       plans.push_back(plan);
     }
@@ -319,43 +368,92 @@ struct Limiter::Impl {
     const std::vector<std::string>& names = plan.rule->key;
     if (names.size() == 1) {
       const std::string_view* value = request.find(names[0]);
-      return keyed_hash(plan.hash_key, value == nullptr ? std::string_view{} : *value);
+      return hash_with(plan.hash_key, value == nullptr ? std::string_view{} : *value);
     }
     key.clear();
     for (const std::string& name : names) {
       const std::string_view* value = request.find(name);
       append_text(key, value == nullptr ? std::string_view{} : *value);
     }
-    return keyed_hash(plan.hash_key, key);
+    return hash_with(plan.hash_key, key);
   }
 
   // One entry, with its lock held. Null stands for an unused one.
 
   /// Without reset and waits where Item::brisk comes out true: finish() has these.
-  Verdict assess(const Plan& plan, Item& item, Nanos now) const {
-    item.brisk = plan.brisk.fits && item.entry != nullptr && item.entry->form() == Form::bucket &&
-                 item.entry->time <= now;
-    if (!item.brisk) return evaluate(plan, item, item.cost, now);
-    item.debt = plan.brisk.debt(*item.entry, now);
-    Verdict verdict;
-    if (item.debt <= plan.brisk.capacity) {
-      verdict.remaining = (plan.brisk.capacity - item.debt) / plan.brisk.unit;
-      verdict.allowed = item.cost <= verdict.remaining;
+  void assess(const Plan& plan, Item& item, Nanos now, RuleStatus& status) const {
+    const SeriesEntry* entry = item.entry;
+    item.brisk = plan.brisk.fits && entry != nullptr && entry->form() == Form::bucket;
+    if (!item.brisk && plan.plain_windows && entry != nullptr && entry->form() == Form::window &&
+        entry->time <= item.start) {
+      if (assess_small_windows(plan, item, now, status)) return;
     }
-    return verdict;
+    if (!item.brisk) {
+      Verdict verdict = evaluate(plan, item, item.cost, now);
+      status.allowed = verdict.allowed;
+      status.remaining = verdict.remaining;
+      status.reset = verdict.reset;
+      status.retry_after = verdict.retry_after;
+      status.delay = verdict.delay;
+      return;
+    }
+    item.debt = plan.brisk.debt(*entry, now);
+    item.ahead = std::max<Nanos>(entry->time - now, 0);
+    bool room = item.debt <= plan.brisk.capacity;
+    status.remaining = room ? plan.brisk.unit.floor(plan.brisk.capacity - item.debt) : 0;
+    status.allowed = room && item.cost <= status.remaining;
+    status.retry_after = status.delay = 0;
+  }
+
+  /// What evaluate_window says where no window is newer than the current one. False: ask it.
+  static bool assess_small_windows(const Plan& plan, const Item& item, Nanos now,
+                                   RuleStatus& status) {
+    const SeriesEntry& entry = *item.entry;
+    const WindowShape& shape = item.shape;
+    std::uint64_t newest = std::uint64_t{entry.count[0]} + entry.count[1];
+    std::uint64_t before = std::uint64_t{entry.count[2]} + entry.count[3];
+    if (entry.time < item.start) {
+      before = entry.time == item.start - shape.sub ? newest : 0;
+      newest = 0;
+    }
+    if (shape.previous == 0) before = 0;
+    Nanos left = item.start + shape.sub - now;
+    std::uint64_t used = newest;
+    if (before > 0) {
+      Uint128 weighted = static_cast<Uint128>(before) * static_cast<std::uint64_t>(left);
+      used +=
+          weighted >> 64 == 0
+              ? plan.sub.ceil(static_cast<std::uint64_t>(weighted))
+              : static_cast<std::uint64_t>((weighted + plan.sub.value() - 1) / plan.sub.value());
+    }
+    status.remaining = plan.limit - std::min(plan.limit, used);
+    status.allowed = used <= plan.limit && item.cost <= status.remaining;
+    // When a weighted window lets this cost pass is for evaluate_window to say.
+    if (!status.allowed && shape.previous > 0) return false;
+    status.reset = newest > 0 ? left + shape.sub * shape.previous : before > 0 ? left : 0;
+    status.delay = 0;
+    status.retry_after = 0;
+    if (status.allowed) return true;
+    status.retry_after = item.cost > plan.limit ? kNever : left;
+    return true;
   }
 
   /// What assess() left out; a consumed cost is in the debt by now.
   static void finish(const Plan& plan, const Item& item, bool consumed, RuleStatus& status) {
     const BriskBucket& brisk = plan.brisk;
     std::uint64_t debt = item.debt;
-    if (status.allowed && plan.bucket.queue) status.delay = brisk.drain_time(debt);
-    if (consumed) debt += item.cost * brisk.unit;
-    status.reset = debt == 0 ? 0 : brisk.drain_time(debt);
+    auto until_drained = [&](std::uint64_t part) {
+      Nanos wait = part == 0 ? 0 : brisk.drain_time(part);
+      return wait == kNever || part == 0 ? wait : wait + item.ahead;
+    };
+    if (status.allowed && plan.bucket.queue) status.delay = until_drained(debt);
+    if (consumed) debt += item.cost * brisk.unit.value();
+    status.reset = until_drained(debt);
     if (status.allowed) return;
-    status.retry_after = item.cost > plan.limit
-                             ? kNever
-                             : brisk.drain_time(debt - (brisk.capacity - item.cost * brisk.unit));
+    status.retry_after =
+        item.cost > plan.limit
+            ? kNever
+            : until_drained(debt - (brisk.capacity - item.cost * brisk.unit.value()));
   }
 
   Verdict evaluate(const Plan& plan, const Item& item, std::uint64_t cost, Nanos now) const {
@@ -384,11 +482,6 @@ struct Limiter::Impl {
     const WindowShape& shape = item.shape;
     std::int64_t last = item.index;
     if (form == Form::window) {
-      if (shape.previous == 0 && entry->time <= item.start) {
-        std::uint64_t used =
-            entry->time == item.start ? std::uint64_t{entry->count[0]} + entry->count[1] : 0;
-        return evaluate_fixed(plan.limit, used, cost, item.start + shape.length(last) - now);
-      }
       return evaluate_window(shape, plan.limit, now, cost, std::max(last, shape.index(entry->time)),
                              [&](std::int64_t index) { return small_count(*entry, shape, index); });
     }
@@ -423,6 +516,10 @@ struct Limiter::Impl {
   /// Once the cost has been consumed. `status` is from before.
   Nanos reset_after(const Plan& plan, const Item& item, const RuleStatus& status, Nanos now) const {
     if (plan.bucket_cell || plan.log) return evaluate(plan, item, 0, now).reset;
+    if (plan.plain_windows) {
+      const WindowShape& shape = item.shape;
+      return std::max(status.reset, item.start + shape.sub * (Nanos{shape.previous} + 1) - now);
+    }
     return std::max(status.reset, item.shape.epoch(item.index).expiry - now);
   }
 
@@ -465,8 +562,14 @@ struct Limiter::Impl {
       hold(plan, item, now);
       return;
     }
+    if (item.brisk) {  // only where nothing is replicated
+      entry.word[0] = item.debt + item.cost * plan.brisk.unit.value();
+      entry.word[1] = item.cost;  // the debt has counted all before it; a sum would saturate
+      entry.time = now + item.ahead;
+      return;
+    }
     if (plan.bucket_cell) {
-      if (!consume_small_bucket(plan, item, now)) {
+      if (!begin_small_bucket(plan, item, now)) {
         consume_bucket_cell(plan, general(entry, item.id), item.cost, now);
       }
     } else if (!consume_small_window(plan, item)) {
@@ -511,22 +614,15 @@ struct Limiter::Impl {
     return true;
   }
 
-  bool consume_small_bucket(const Plan& plan, const Item& item, Nanos now) {
+  /// The first units of a series.
+  bool begin_small_bucket(const Plan& plan, const Item& item, Nanos now) {
     SeriesEntry& entry = *item.entry;
     // A replicated bucket's slot has a birth, for which there is no room.
-    if (options.replicated || !plan.brisk.fits) return false;
-    if (entry.form() == Form::unused) {
-      entry.set_form(Form::bucket);
-      entry.time = now;
-    }
-    if (entry.form() != Form::bucket) return false;
-    // Time behind the last touch counts as the last touch.
-    if (now > entry.time) {
-      entry.word[0] = plan.brisk.debt(entry, now);
-      entry.time = now;
-    }
-    entry.word[0] += item.cost * plan.brisk.unit;
-    entry.word[1] = item.cost;  // the debt has counted all before it; a sum would saturate
+    if (options.replicated || !plan.brisk.fits || entry.form() != Form::unused) return false;
+    entry.set_form(Form::bucket);
+    entry.time = now;
+    entry.word[0] = item.cost * plan.brisk.unit.value();
+    entry.word[1] = item.cost;
     return true;
   }
 
@@ -536,7 +632,7 @@ struct Limiter::Impl {
       bucket.birth = std::max(static_cast<std::uint64_t>(now), bucket.last_birth + 1);
       bucket.last_birth = bucket.birth;
     }
-    // As in consume_small_bucket: alone, no total is needed.
+    // As in consume(): alone, no total is needed.
     if (!options.replicated && bucket.others == 0) bucket.own = bucket.state.checkpoint.counted = 0;
     bucket.state = consume_bucket(plan.bucket, bucket.state, bucket.total(), now, cost);
     bucket.made = bucket.state.checkpoint;
@@ -556,21 +652,48 @@ struct Limiter::Impl {
 
   /// The rules that apply, and where their series are.
   void prepare(const Request& request, Nanos now, Local& work) {
+    if (plans.size() <= kScannedRules) {
+      for (std::uint32_t index = 0; index < plans.size(); ++index) {
+        const Plan& plan = plans[index];
+        if (!internal::same_text(plan.rule->domain, request.domain)) continue;
+        if (plan.one_entry) {
+          const std::string_view* value = request.find(plan.rule->key[0]);
+          if (value != nullptr) add(index, hash_with(plan.hash_key, *value), request, now, work);
+        } else if (plan.rule->matches(request)) {
+          add(index, series_of(plan, request, work.key), request, now, work);
+        }
+      }
+      return;
+    }
     work.matched.clear();
     rules->match(request, work.matched);
     for (std::uint32_t index : work.matched) {
-      const Plan& plan = plans[index];
-      Item& item = work.items.emplace_back();
-      item.rule = index;
-      item.id = series_of(plan, request, work.key);
-      table.prefetch(item.id);
-      item.cost = mul_saturated(
-          plan.plain_cost ? plan.rule->default_cost : plan.rule->cost_of(request), request.hits);
-      if (plan.bucket_cell || plan.log) continue;
-      item.shape = window_shape(*plan.rule, item.id);
-      item.index = item.shape.index(now);
-      item.start = item.shape.start(item.index);
+      add(index, series_of(plans[index], request, work.key), request, now, work);
     }
+  }
+
+  void add(std::uint32_t index, const SeriesId& id, const Request& request, Nanos now,
+           Local& work) {
+    const Plan& plan = plans[index];
+    table.prefetch(id);
+    Item& item = work.items.next();
+    item.rule = index;
+    item.id = id;
+    item.cost = mul_saturated(plan.plain_cost ? plan.default_cost : plan.rule->cost_of(request),
+                              request.hits);
+    if (plan.bucket_cell || plan.log) return;
+    find_window(plan, item, now);
+  }
+
+  static void find_window(const Plan& plan, Item& item, Nanos now) {
+    item.shape = plan.spread ? window_shape(*plan.rule, item.id) : plan.window;
+    if (item.shape.calendar != nullptr) {
+      item.index = item.shape.index(now);
+    } else {
+      auto time = static_cast<std::uint64_t>(now + item.shape.phase);
+      item.index = static_cast<std::int64_t>(plan.sub.floor(time));
+    }
+    item.start = item.shape.start(item.index);
   }
 
   void check(const Request& request, Nanos given, Decision& out) {
@@ -578,7 +701,7 @@ struct Limiter::Impl {
     Nanos now = clamp(given, work.stripe);
     work.items.clear();
     prepare(request, now, work);
-    decide_once(request, work.items, work, now, out);
+    decide_once(request, work.items.all(), work, now, out);
   }
 
   void check(std::span<const Request> requests, Nanos given, std::span<Decision> out) {
@@ -594,7 +717,7 @@ struct Limiter::Impl {
       }
       std::size_t begin = 0;
       for (std::size_t i = 0; i < count; ++i) {
-        std::span<Item> items(work.items.data() + begin, work.ends[i] - begin);
+        std::span<Item> items = work.items.from(begin, work.ends[i]);
         decide_once(requests[first + i], items, work, now, out[first + i]);
         begin = work.ends[i];
       }
@@ -646,13 +769,15 @@ struct Limiter::Impl {
   }
 
   void decide(std::span<Item> items, Local& work, Nanos now, Decision& out) {
-    do {
+    for (bool again = false;; again = true) {
       for (Item& item : items) {
         if (item.entry == nullptr) item.entry = table.find(item.id);
       }
-    } while (!lock_all(items, work.locked) || !settle(items, now, out));
-    for (Item& item : items) {
-      if (item.made) table.remove_unused(*item.entry, item.id);
+      if (!lock_all(items, work.locked) || !settle(items, now, out)) continue;
+      for (Item& item : items) {
+        if (again && item.made) table.remove_unused(*item.entry, item.id);
+      }
+      break;
     }
     AtomicCounters* counters = stripes[work.stripe].counters.get();
     for (const RuleStatus& status : out.statuses) {
@@ -699,23 +824,20 @@ struct Limiter::Impl {
     out.deciding = -1;
     out.wants_commit = false;
     out.repeated = false;
-    out.statuses.clear();
+    out.statuses.resize(items.size());
     bool missing = false;
     std::unique_lock counting(overflow_mutex, std::defer_lock);
-    for (Item& item : items) {
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      Item& item = items[i];
       const Plan& plan = plans[item.rule];
-      Verdict verdict = assess(plan, item, now);
-      RuleStatus& status = out.statuses.emplace_back();
+      RuleStatus& status = out.statuses[i];
       status.rule = item.rule;
-      status.shadow = plan.rule->shadow;
+      status.shadow = plan.shadow;
+      status.degraded = false;
       status.limit = plan.limit;
-      status.allowed = verdict.allowed;
-      status.remaining = verdict.remaining;
-      status.reset = verdict.reset;
-      status.retry_after = verdict.retry_after;
-      status.delay = verdict.delay;
-      if (verdict.allowed && item.cost > 0 &&
-          (item.entry == nullptr || item.mode == Mode::no_ticket)) {
+      assess(plan, item, now, status);
+      if (status.allowed && item.cost > 0 &&
+          (item.entry == nullptr || item.mode == Mode::no_ticket)) [[unlikely]] {
         if (item.mode == Mode::no_ticket && plan.rule->on_failure == OnFailure::closed) {
           deny_degraded(status);
         } else if (item.entry != nullptr) {
@@ -743,7 +865,7 @@ struct Limiter::Impl {
       if (consumes) {
         consume(plan, item, now, status);
         status.remaining -= std::min(status.remaining, item.cost);
-        out.wants_commit |= options.replicated && plan.rule->durability == Durability::commit;
+        out.wants_commit |= plan.commit;
         if (!item.brisk) status.reset = reset_after(plan, item, status, now);
       } else if (status.degraded && out.allowed && status.allowed) {
         Period period = period_of(plan, item, now);
@@ -817,17 +939,19 @@ struct Limiter::Impl {
     work.items.clear();
     prepare(request, now, work);
     auto reserve_now = [&] { return reserve(request, work, now, timeout, out); };
-    return request.id.empty() ? reserve_now() : by_id(request, work.items, now, out, reserve_now);
+    return request.id.empty() ? reserve_now()
+                              : by_id(request, work.items.all(), now, out, reserve_now);
   }
 
   Ticket reserve(const Request& request, Local& work, Nanos now, Nanos timeout, Decision& out) {
     bool room = request.hits > 0 && tickets.keep_room();
-    for (Item& item : work.items) item.mode = room ? Mode::hold : Mode::no_ticket;
-    decide(work.items, work, now, out);
+    std::span<Item> items = work.items.all();
+    for (Item& item : items) item.mode = room ? Mode::hold : Mode::no_ticket;
+    decide(items, work, now, out);
     if (room) out.wants_commit = false;  // when it is settled
     OpenTicket ticket;
-    for (std::size_t i = 0; i < work.items.size() && out.allowed; ++i) {
-      const Item& item = work.items[i];
+    for (std::size_t i = 0; i < items.size() && out.allowed; ++i) {
+      const Item& item = items[i];
       const Plan& plan = plans[item.rule];
       RuleStatus& status = out.statuses[i];
       if (!status.allowed || status.degraded || item.cost == 0) continue;
@@ -869,17 +993,14 @@ struct Limiter::Impl {
       item.id = hold.series;
       item.cost = mul_saturated(hold.per_hit, actual);
       if (!plan.bucket_cell && !plan.log) {
-        item.shape = window_shape(*plan.rule, item.id);
-        item.index = item.shape.index(now);
-        item.start = item.shape.start(item.index);
+        find_window(plan, item, now);
       }
       // It is there: what holds something is not forgotten.
       with_entry(item.id, false, [&](SeriesEntry& entry) {
         item.entry = &entry;
         bool counted = settle_hold(plan, item, hold, now);
         out.lapsed |= !counted;
-        out.wants_commit |= counted && item.cost > 0 && options.replicated &&
-                            plan.rule->durability == Durability::commit;
+        out.wants_commit |= counted && item.cost > 0 && plan.commit;
       });
     }
     return out;

@@ -4,6 +4,8 @@
 #include <span>
 #include <string_view>
 
+#include <weir/limits/text.h>
+
 namespace weir {
 
 /// One key/value pair that a request carries: api_key=…, ip=…, path=….
@@ -27,7 +29,7 @@ struct Request {
   /// The value of `key`, or nullptr.
   const std::string_view* find(std::string_view key) const {
     for (const Entry& entry : descriptor) {
-      if (entry.key == key) return &entry.value;
+      if (internal::same_text(entry.key, key)) return &entry.value;
     }
     return nullptr;
   }

@@ -1,7 +1,5 @@
 #include <weir/limits/request_ids.h>
 
-#include <sodium/crypto_shorthash_siphash24.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -20,7 +18,7 @@ std::size_t shards_for(std::size_t max_ids) {
 }  // namespace
 
 RequestIds::RequestIds(const HashKey& key, std::size_t max_ids, Nanos ttl)
-    : key_(key),
+    : hash_(key),
       shards_count_(shards_for(max_ids)),
       room_(max_ids / shards_count_),
       ttl_(ttl),
@@ -32,10 +30,7 @@ crdt::SeriesId RequestIds::hash_of(std::string_view domain, std::string_view id)
   text.assign(reinterpret_cast<const char*>(&length), sizeof length);
   text.append(domain);
   text.append(id);
-  std::array<std::uint64_t, 2> hash{};
-  crypto_shorthash_siphashx24(reinterpret_cast<unsigned char*>(hash.data()),
-                              reinterpret_cast<const unsigned char*>(text.data()), text.size(),
-                              key_.data());
+  std::array<std::uint64_t, 2> hash = hash_(text);
   return {hash[0], hash[1]};
 }
 

@@ -12,6 +12,7 @@
 #include <weir/crdt/ids.h>
 #include <weir/crdt/time.h>
 #include <weir/limits/decision.h>
+#include <weir/limits/keyed_hash.h>
 #include <weir/limits/limiter.h>
 
 namespace weir {
@@ -73,7 +74,7 @@ class RequestIds {
   void remember(Shard& shard, const crdt::SeriesId& hash, const Answer& answer, Nanos now);
   void forget(Shard& shard, Order::iterator kept);
 
-  const HashKey key_;
+  const internal::KeyedHash hash_;
   const std::size_t shards_count_;  // a power of two
   const std::size_t room_;          // of a shard
   const Nanos ttl_;

@@ -442,7 +442,7 @@ void RuleSet::match(const Request& request, std::vector<std::uint32_t>& out) con
   if (rules_.size() > kFewRules) return index_->match(request, out);
   for (std::uint32_t i = 0; i < rules_.size(); ++i) {
     const Rule& rule = rules_[i];
-    if (rule.domain == request.domain && rule.matches(request)) out.push_back(i);
+    if (internal::same_text(rule.domain, request.domain) && rule.matches(request)) out.push_back(i);
   }
 }
 

@@ -84,11 +84,7 @@ SeriesEntry* SeriesTable::scan(const crdt::SeriesId& id, SeriesEntry** free) con
   return nullptr;
 }
 
-SeriesEntry* SeriesTable::find(const crdt::SeriesId& id) const {
-  return scan(id, nullptr);
-}
-
-bool SeriesTable::lock(SeriesEntry& entry, const crdt::SeriesId& id) const {
+bool SeriesTable::wait_and_lock(SeriesEntry& entry, const crdt::SeriesId& id) const {
   std::uint64_t wanted = tag(id);
   int spins = 0;
   for (;;) {

@@ -86,9 +86,16 @@ class SeriesTable {
     __builtin_prefetch(&entries_[home(id)], 1);
   }
   /// Null if it is not there. Without a lock: it may be gone before lock() says so.
-  SeriesEntry* find(const crdt::SeriesId& id) const;
+  SeriesEntry* find(const crdt::SeriesId& id) const {
+    SeriesEntry& first = entries_[home(id)];
+    return first.load(std::memory_order_acquire) >> 8 == tag(id) ? &first : scan(id, nullptr);
+  }
   /// False if the entry no longer holds this series.
-  bool lock(SeriesEntry& entry, const crdt::SeriesId& id) const;
+  bool lock(SeriesEntry& entry, const crdt::SeriesId& id) const {
+    std::uint64_t head = entry.load();
+    bool free = head >> 8 == tag(id) && (head & SeriesEntry::kLocked) == 0;
+    return (free && entry.exchange(head, head | SeriesEntry::kLocked)) || wait_and_lock(entry, id);
+  }
   static void unlock(SeriesEntry& entry) {
     entry.store(entry.load() & ~SeriesEntry::kLocked, std::memory_order_release);
   }
@@ -158,6 +165,7 @@ class SeriesTable {
     return segment_of(id) * kSegment + (id.hi & (kSegment - 2));
   }
   SeriesEntry* scan(const crdt::SeriesId& id, SeriesEntry** free) const;
+  bool wait_and_lock(SeriesEntry& entry, const crdt::SeriesId& id) const;
   void lock_segment(std::size_t segment);
   void unlock_segment(std::size_t segment);
   void erase(SeriesEntry& entry);  // both locks held; releases the entry's

@@ -423,5 +423,30 @@ LAW(47, "retry_after is tight, for a request that meets several rules", "a wait"
   }
 }
 
+LAW(47, "retry_after is tight for a thread whose time is behind another's", "a wait",
+    "a bucket touched later than now") {
+  Rule rule = *rules_named("r");
+  Limiter limiter(rule_set({rule}), {});
+  Ask ask("k", 1);
+  Nanos base = kStart;
+  for (int i = *between(1, 8).as("rounds"); i > 0; --i) {
+    base += *between<Nanos>(1, 50) * kMillisecond;
+    limiter.check(ask.request,
+                  base);  // from here on other threads know this time, and no later one
+    Nanos touch = base + *between<Nanos>(1, kMillisecond - 1);
+    for (int hits = *between(1, 4); hits > 0; --hits) limiter.check(ask.request, touch);
+    Nanos now = *between<Nanos>(base, touch);
+    Decision decision;
+    std::thread([&] { limiter.check(ask.request, now, decision); }).join();
+    if (decision.allowed || decision.statuses[0].retry_after == kNever) continue;
+    Nanos passes = now + decision.statuses[0].retry_after;
+    reached("a wait");
+    reached("a bucket touched later than now", is_bucket(rule.algorithm) && now < touch);
+    if (passes - 1 >= touch) RC_ASSERT(!limiter.check(ask.request, passes - 1).allowed);
+    RC_ASSERT(limiter.check(ask.request, passes).allowed);
+    base = passes;
+  }
+}
+
 }  // namespace
 }  // namespace weir::laws
