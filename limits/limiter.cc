@@ -16,6 +16,7 @@
 #include <weir/limits/overflow_sketch.h>
 #include <weir/limits/request_ids.h>
 #include <weir/limits/series.h>
+#include <weir/limits/series_memo.h>
 #include <weir/limits/series_table.h>
 #include <weir/limits/tickets.h>
 #include <weir/limits/window.h>
@@ -86,9 +87,12 @@ struct BriskBucket {
   }
 };
 
+std::atomic<std::uint64_t> next_plan{1};
+
 /// A rule as decisions need it.
 struct Plan {
   const Rule* rule = nullptr;
+  std::uint64_t number = 0;                 // of this plan among all of this process's limiters
   internal::KeyedHash hash_key{HashKey{}};  // of the cluster's and the rule's identity in one
   bool plain_cost = false;
   std::uint64_t default_cost = 1;
@@ -163,6 +167,7 @@ struct Local {
   std::vector<SeriesEntry*> locked;
   std::vector<LogEntry> log;
   std::string key;
+  SeriesMemo memo;
   std::size_t stripe = take_stripe();
   ~Local() { give_back(stripe); }
 
@@ -319,6 +324,7 @@ struct Limiter::Impl {
     for (const Rule& rule : rules->rules()) {
       Plan plan;
       plan.rule = &rule;
+      plan.number = next_plan.fetch_add(1, std::memory_order_relaxed);
       SeriesId mixed = hash_with(internal::KeyedHash(options.hash_key), identity(rule));
       HashKey own;
       std::memcpy(own.data(), &mixed, sizeof mixed);
@@ -658,7 +664,7 @@ struct Limiter::Impl {
         if (!internal::same_text(plan.rule->domain, request.domain)) continue;
         if (plan.one_entry) {
           const std::string_view* value = request.find(plan.rule->key[0]);
-          if (value != nullptr) add(index, hash_with(plan.hash_key, *value), request, now, work);
+          if (value != nullptr) add(index, id_of(plan, *value, work), request, now, work);
         } else if (plan.rule->matches(request)) {
           add(index, series_of(plan, request, work.key), request, now, work);
         }
@@ -670,6 +676,12 @@ struct Limiter::Impl {
     for (std::uint32_t index : work.matched) {
       add(index, series_of(plans[index], request, work.key), request, now, work);
     }
+  }
+
+  static const SeriesId& id_of(const Plan& plan, std::string_view value, Local& work) {
+    return work.memo.id_of(plan.number, value, [&plan](std::string_view text) {
+      return hash_with(plan.hash_key, text);
+    });
   }
 
   void add(std::uint32_t index, const SeriesId& id, const Request& request, Nanos now,

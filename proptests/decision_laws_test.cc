@@ -1,5 +1,6 @@
 #include <weir/limits/limiter.h>
 
+#include <map>
 #include <thread>
 
 #include <weir/limits/log_window.h>
@@ -446,6 +447,39 @@ LAW(47, "retry_after is tight for a thread whose time is behind another's", "a w
     RC_ASSERT(limiter.check(ask.request, passes).allowed);
     base = passes;
   }
+}
+
+LAW(42, "no key spends another's quota, nor one rule's key another rule's", "denied",
+    "a long key") {
+  // Keys that differ little, more of them than a thread remembers the series of.
+  std::vector<std::string> keys;
+  std::size_t size = *one_of<std::size_t>({12, 3, 8, 36, 37, 200});
+  for (int i = 0; i < 300; ++i) {
+    std::string key(size + (*chance(10) ? 1 : 0), 'x');
+    key.replace(*between<std::size_t>(0, key.size() - 3), 3, std::to_string(100 + i));
+    keys.push_back(key);
+  }
+  std::vector<Rule> rules(2);
+  for (std::size_t i = 0; i < rules.size(); ++i) {
+    rules[i].domain = "api";
+    rules[i].name = "r" + std::to_string(i);
+    rules[i].key = {"key" + std::to_string(i)};
+    rules[i].limit = *between<std::uint64_t>(1, 3);
+    rules[i].window = kHour;
+  }
+  Limiter limiter(rule_set(rules), {});
+  std::map<std::pair<std::size_t, std::string>, std::uint64_t> used;
+  for (int i = 0; i < 1000; ++i) {
+    std::size_t rule = *between<std::size_t>(0, 1);
+    const std::string& key = keys[*between<std::size_t>(0, keys.size() - 1)];
+    Entry entry{rules[rule].key[0], key};
+    std::uint64_t& count = used[{rule, key}];
+    bool allowed = limiter.check({"api", {&entry, 1}, 1}, kStart).allowed;
+    RC_ASSERT(allowed == (count < rules[rule].limit));
+    count += allowed;
+    reached("denied", !allowed);
+  }
+  reached("a long key", size > 36);
 }
 
 }  // namespace
