@@ -33,8 +33,8 @@ constexpr Nanos kGrace = 2 * kSecond;
 constexpr std::size_t kStripes = 16;
 /// Threads tell each other how far time has come in steps of this.
 constexpr Nanos kTimeStep = kMillisecond;
-/// Requests of a batch whose memory is fetched ahead.
-constexpr std::size_t kAhead = 16;
+/// Requests of a batch whose memory is on its way while an earlier one is decided.
+constexpr std::size_t kAhead = 8;
 /// At most this many rules are looked at one by one, which is faster than looking them up.
 constexpr std::size_t kScannedRules = 8;
 constexpr std::uint64_t kMaxSmall = std::numeric_limits<std::uint32_t>::max();
@@ -149,10 +149,7 @@ class Items {
     item.begin_anew();
     return item;
   }
-  std::span<Item> from(std::size_t first, std::size_t end) {
-    return {items_.data() + first, end - first};
-  }
-  std::span<Item> all() { return from(0, size_); }
+  std::span<Item> all() { return {items_.data(), size_}; }
 
  private:
   std::vector<Item> items_;
@@ -162,8 +159,7 @@ class Items {
 /// A thread's own things, so that a decision allocates nothing and shares no line that is written.
 struct Local {
   std::vector<std::uint32_t> matched;
-  Items items;
-  std::vector<std::size_t> ends;  // of the items of each request of a batch
+  std::array<Items, kAhead> items;  // of a request, and of those of its batch that come next
   std::vector<SeriesEntry*> locked;
   std::vector<LogEntry> log;
   std::string key;
@@ -657,16 +653,17 @@ struct Limiter::Impl {
   // Decisions.
 
   /// The rules that apply, and where their series are.
-  void prepare(const Request& request, Nanos now, Local& work) {
+  void prepare(const Request& request, Nanos now, Local& work, Items& items) {
+    items.clear();
     if (plans.size() <= kScannedRules) {
       for (std::uint32_t index = 0; index < plans.size(); ++index) {
         const Plan& plan = plans[index];
         if (!internal::same_text(plan.rule->domain, request.domain)) continue;
         if (plan.one_entry) {
           const std::string_view* value = request.find(plan.rule->key[0]);
-          if (value != nullptr) add(index, id_of(plan, *value, work), request, now, work);
+          if (value != nullptr) add(index, id_of(plan, *value, work), request, now, items);
         } else if (plan.rule->matches(request)) {
-          add(index, series_of(plan, request, work.key), request, now, work);
+          add(index, series_of(plan, request, work.key), request, now, items);
         }
       }
       return;
@@ -674,7 +671,7 @@ struct Limiter::Impl {
     work.matched.clear();
     rules->match(request, work.matched);
     for (std::uint32_t index : work.matched) {
-      add(index, series_of(plans[index], request, work.key), request, now, work);
+      add(index, series_of(plans[index], request, work.key), request, now, items);
     }
   }
 
@@ -685,10 +682,10 @@ struct Limiter::Impl {
   }
 
   void add(std::uint32_t index, const SeriesId& id, const Request& request, Nanos now,
-           Local& work) {
+           Items& items) {
     const Plan& plan = plans[index];
     table.prefetch(id);
-    Item& item = work.items.next();
+    Item& item = items.next();
     item.rule = index;
     item.id = id;
     item.cost = mul_saturated(plan.plain_cost ? plan.default_cost : plan.rule->cost_of(request),
@@ -711,28 +708,20 @@ struct Limiter::Impl {
   void check(const Request& request, Nanos given, Decision& out) {
     Local& work = local();
     Nanos now = clamp(given, work.stripe);
-    work.items.clear();
-    prepare(request, now, work);
-    decide_once(request, work.items.all(), work, now, out);
+    Items& items = work.items[0];
+    prepare(request, now, work, items);
+    decide_once(request, items.all(), work, now, out);
   }
 
   void check(std::span<const Request> requests, Nanos given, std::span<Decision> out) {
     Local& work = local();
     Nanos now = clamp(given, work.stripe);
-    for (std::size_t first = 0; first < requests.size(); first += kAhead) {
-      std::size_t count = std::min(kAhead, requests.size() - first);
-      work.items.clear();
-      work.ends.clear();
-      for (std::size_t i = 0; i < count; ++i) {
-        prepare(requests[first + i], now, work);
-        work.ends.push_back(work.items.size());
+    for (std::size_t i = 0; i < requests.size() + kAhead; ++i) {
+      Items& items = work.items[i % kAhead];
+      if (i >= kAhead && i - kAhead < requests.size()) {
+        decide_once(requests[i - kAhead], items.all(), work, now, out[i - kAhead]);
       }
-      std::size_t begin = 0;
-      for (std::size_t i = 0; i < count; ++i) {
-        std::span<Item> items = work.items.from(begin, work.ends[i]);
-        decide_once(requests[first + i], items, work, now, out[first + i]);
-        begin = work.ends[i];
-      }
+      if (i < requests.size()) prepare(requests[i], now, work, items);
     }
   }
 
@@ -948,16 +937,15 @@ struct Limiter::Impl {
   Ticket reserve(const Request& request, Nanos given, Nanos timeout, Decision& out) {
     Local& work = local();
     Nanos now = clamp(given, work.stripe);
-    work.items.clear();
-    prepare(request, now, work);
-    auto reserve_now = [&] { return reserve(request, work, now, timeout, out); };
-    return request.id.empty() ? reserve_now()
-                              : by_id(request, work.items.all(), now, out, reserve_now);
+    prepare(request, now, work, work.items[0]);
+    std::span<Item> items = work.items[0].all();
+    auto reserve_now = [&] { return reserve(request, items, work, now, timeout, out); };
+    return request.id.empty() ? reserve_now() : by_id(request, items, now, out, reserve_now);
   }
 
-  Ticket reserve(const Request& request, Local& work, Nanos now, Nanos timeout, Decision& out) {
+  Ticket reserve(const Request& request, std::span<Item> items, Local& work, Nanos now,
+                 Nanos timeout, Decision& out) {
     bool room = request.hits > 0 && tickets.keep_room();
-    std::span<Item> items = work.items.all();
     for (Item& item : items) item.mode = room ? Mode::hold : Mode::no_ticket;
     decide(items, work, now, out);
     if (room) out.wants_commit = false;  // when it is settled
