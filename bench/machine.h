@@ -9,6 +9,16 @@ namespace weir::bench {
 /// A counter that rises at a constant rate, cheap to read (about 10 ns): the processor's time stamp
 /// where there is one, else the steady clock. Later instructions do not start before it is read.
 std::uint64_t ticks();
+/// What is written below in the program begins once everything above is done, loads and all.
+inline void wait_for_what_came_before() {
+#if defined(__x86_64__)
+  __builtin_ia32_lfence();
+#elif defined(__aarch64__)
+  asm volatile("dsb ld\n isb" ::: "memory");
+#else
+#error "say how this processor is made to wait"
+#endif
+}
 /// Nanoseconds of one tick; measured at the first call (20 ms).
 double ns_per_tick();
 /// Of the steady clock.

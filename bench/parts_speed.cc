@@ -17,19 +17,26 @@ namespace {
 /// What keeps the compiler from dropping a loop's work.
 volatile std::uint64_t sink = 0;
 
+/// How decisions follow each other. `alone`: one begins when the answer to the one before is there,
+/// as for a caller who waits for it. `flowing`: the processor may begin with the next ones, and
+/// fetch their memory, as soon as it can.
+enum class Pace { alone, flowing };
+
 /// One side of a comparison: decides `indices` one after the other, from time `now` on.
 struct Contender {
   std::string name;
-  std::function<void(std::span<const std::uint32_t> indices, Nanos now)> run;
-  std::vector<double> ns;  ///< per decision, one a round
+  std::function<void(std::span<const std::uint32_t> indices, Nanos now, Pace pace)> run;
+  bool batches = false;         ///< a batch is never alone
+  std::vector<double> ns = {};  ///< per decision, one a round
 };
 
 template <typename Check>
-void one_by_one(std::span<const std::uint32_t> indices, Nanos now, Check check) {
+void one_by_one(std::span<const std::uint32_t> indices, Nanos now, Pace pace, Check check) {
   std::uint64_t allowed = 0;
   for (std::uint32_t index : indices) {
     allowed += check(key_of(index), now);
     now += kStep;
+    if (pace == Pace::alone) wait_for_what_came_before();
   }
   sink = sink + allowed;
 }
@@ -49,14 +56,15 @@ void by_batches(std::span<const std::uint32_t> indices, Nanos now, Check check) 
 /// Rounds in which every contender decides the same slice: A B C … A B C …, so that a slow spell
 /// of the machine meets all of them. Processor time.
 void race(std::vector<Contender>& contenders, const std::vector<std::uint32_t>& indices, int rounds,
-          std::size_t slice, Nanos& now) {
+          std::size_t slice, Pace pace, Nanos& now) {
   for (Contender& one : contenders) one.ns.clear();
   for (int round = -1; round < rounds; ++round) {
     std::size_t start = static_cast<std::size_t>(round + 1) * slice % (indices.size() - slice);
     auto asked = std::span(indices).subspan(start, slice);
     for (Contender& one : contenders) {
+      if (one.batches && pace == Pace::alone) continue;
       std::uint64_t from = thread_cpu_ns();
-      one.run(asked, now);
+      one.run(asked, now, pace);
       auto ns = static_cast<double>(thread_cpu_ns() - from);
       if (round >= 0) one.ns.push_back(ns / static_cast<double>(slice));
     }
@@ -81,6 +89,7 @@ const Contender* find(const std::vector<Contender>& contenders, std::string_view
 Json rows_of(const std::vector<Contender>& contenders) {
   Json rows = Json::array();
   for (const Contender& one : contenders) {
+    if (one.ns.empty()) continue;
     Json row = spread_of(one.ns);
     row["name"] = one.name;
     rows.push_back(row);
@@ -96,13 +105,11 @@ void add_table(std::vector<Contender>& contenders, std::string_view name, std::u
   say(fmt::format("filling {}", name));
   auto table = std::make_shared<Table>(keys);
   for (std::uint64_t i = 0; i < keys; ++i) table->check(key_of(i), kStart);
-  contenders.push_back({std::string(name),
-                        [table](std::span<const std::uint32_t> indices, Nanos now) {
-                          one_by_one(indices, now, [&](const Key16& key, Nanos at) {
-                            return table->check(key, at);
-                          });
-                        },
-                        {}});
+  contenders.push_back(
+      {std::string(name), [table](std::span<const std::uint32_t> indices, Nanos now, Pace pace) {
+         one_by_one(indices, now, pace,
+                    [&](const Key16& key, Nanos at) { return table->check(key, at); });
+       }});
 }
 
 void add_tables(std::vector<Contender>& contenders, std::uint64_t keys) {
@@ -123,21 +130,19 @@ void add_bare(std::vector<Contender>& contenders, std::uint64_t keys, bool huge)
   auto table = std::make_shared<BareTable>(keys, huge);
   for (std::uint64_t i = 0; i < keys; ++i) table->insert(key_of(i));
   std::string pages = huge ? "" : ", 4 KiB pages";
-  contenders.push_back({"bare table" + pages,
-                        [table](std::span<const std::uint32_t> indices, Nanos now) {
-                          one_by_one(indices, now, [&](const Key16& key, Nanos at) {
-                            return table->check(key, at);
-                          });
-                        },
-                        {}});
+  contenders.push_back(
+      {"bare table" + pages, [table](std::span<const std::uint32_t> indices, Nanos now, Pace pace) {
+         one_by_one(indices, now, pace,
+                    [&](const Key16& key, Nanos at) { return table->check(key, at); });
+       }});
   if (!huge) return;
   contenders.push_back({"bare table, batches of 16",
-                        [table](std::span<const std::uint32_t> indices, Nanos now) {
+                        [table](std::span<const std::uint32_t> indices, Nanos now, Pace) {
                           by_batches(indices, now, [&](std::span<const Key16> batch, Nanos) {
                             return table->check_batch(batch);
                           });
                         },
-                        {}});
+                        true});
 }
 
 std::string size_name(std::uint64_t keys) {
@@ -160,30 +165,26 @@ Json part_single(const PartOptions& options) {
   double fill_ns = static_cast<double>(steady_ns() - from) / static_cast<double>(keys);
   Caller caller(limiter);
   std::vector<Contender> contenders;
-  contenders.push_back({"weir",
-                        [&](std::span<const std::uint32_t> indices, Nanos now) {
-                          one_by_one(indices, now, [&](const Key16& key, Nanos at) {
+  contenders.push_back({"weir", [&](std::span<const std::uint32_t> indices, Nanos now, Pace pace) {
+                          one_by_one(indices, now, pace, [&](const Key16& key, Nanos at) {
                             return caller.check(key, at);
                           });
-                        },
-                        {}});
+                        }});
   contenders.push_back({"weir, batches of 16",
-                        [&](std::span<const std::uint32_t> indices, Nanos now) {
+                        [&](std::span<const std::uint32_t> indices, Nanos now, Pace) {
                           by_batches(indices, now, [&](std::span<const Key16> batch, Nanos at) {
                             return caller.check_batch(batch, at);
                           });
                         },
-                        {}});
+                        true});
   add_bare(contenders, keys, true);
   add_bare(contenders, keys, false);
   add_tables(contenders, keys);
-  contenders.push_back({"making the key alone",
-                        [](std::span<const std::uint32_t> indices, Nanos now) {
-                          one_by_one(indices, now, [](const Key16& key, Nanos) {
-                            return static_cast<bool>(key.text[3] & 1);
-                          });
-                        },
-                        {}});
+  contenders.push_back(
+      {"making the key alone", [](std::span<const std::uint32_t> indices, Nanos now, Pace pace) {
+         one_by_one(indices, now, pace,
+                    [](const Key16& key, Nanos) { return static_cast<bool>(key.text[3] & 1); });
+       }});
 
   Json out;
   out["keys"] = keys;
@@ -195,18 +196,15 @@ Json part_single(const PartOptions& options) {
   for (Draw draw : {Draw::uniform, Draw::zipf}) {
     std::string name = draw == Draw::uniform ? "uniform" : "zipf";
     say(fmt::format("deciding, {}", name));
-    race(contenders, draw_indices(draw, keys, 7), rounds, slice, now);
+    auto indices = draw_indices(draw, keys, 7);
     const Contender& weir = *find(contenders, "weir");
-    auto against = ratios(weir, *find(contenders, "bare table"));
-    auto batch_against = ratios(*find(contenders, "weir, batches of 16"),
-                                *find(contenders, "bare table, batches of 16"));
+    const Contender& bare = *find(contenders, "bare table");
     std::string tail = name + "_" + size_name(keys) + "_vs_bare";
-    figures["single_" + tail] = round_to(median_of(against), 3);
-    figures["batch_" + tail] = round_to(median_of(batch_against), 3);
     Json part;
+    race(contenders, indices, rounds, slice, Pace::alone, now);
     part["ns"] = rows_of(contenders);
-    part["vs_bare"] = spread_of(against);
-    part["batch_vs_bare"] = spread_of(batch_against);
+    part["vs_bare"] = spread_of(ratios(weir, bare));
+    figures["single_" + tail] = round_to(median_of(ratios(weir, bare)), 3);
     const Contender* best = nullptr;
     for (std::string_view table : kTables) {
       const Contender* one = find(contenders, table);
@@ -218,6 +216,14 @@ Json part_single(const PartOptions& options) {
     if (draw == Draw::uniform) {
       figures["single_vs_next_best"] = round_to(median_of(ratios(weir, *best)), 3);
     }
+    race(contenders, indices, rounds, slice, Pace::flowing, now);
+    auto batches = ratios(*find(contenders, "weir, batches of 16"),
+                          *find(contenders, "bare table, batches of 16"));
+    part["flowing_ns"] = rows_of(contenders);
+    part["flowing_vs_bare"] = spread_of(ratios(weir, bare));
+    part["batch_vs_bare"] = spread_of(batches);
+    figures["flowing_" + tail] = round_to(median_of(ratios(weir, bare)), 3);
+    figures["batch_" + tail] = round_to(median_of(batches), 3);
     out[name] = part;
   }
   out["figures"] = figures;
@@ -242,68 +248,87 @@ Json part_four_rules(const PartOptions& options) {
   }
   Limiter limiter(make_rules(std::move(rules)), sized(keys * 4 + 4));
 
-  struct alignas(128) FourKeys {  // one a thread; no line is shared
-    std::array<Key16, 4> keys;
-    std::array<Entry, 4> entries;
-    Decision decision;
+  struct alignas(128) Asker {  // one a thread; no line is shared
+    std::array<std::array<Key16, 4>, kBatch> keys;
+    std::array<std::array<Entry, 4>, kBatch> entries;
+    std::array<Request, kBatch> requests;
+    std::array<Decision, kBatch> decisions;
   };
-  auto ask = [&](FourKeys& four, const std::array<std::uint64_t, 4>& index, Nanos now) {
+  auto put = [&](Asker& asker, std::size_t at, const std::array<std::uint64_t, 4>& index) {
     for (std::size_t i = 0; i < 4; ++i) {
-      four.keys[i] = key_of(index[i]);
-      four.entries[i] = {dimensions[i], four.keys[i].view()};
+      asker.keys[at][i] = key_of(index[i]);
+      asker.entries[at][i] = {dimensions[i], asker.keys[at][i].view()};
     }
-    limiter.check({"api", four.entries, 1}, now, four.decision);
-    return four.decision.allowed;
+    asker.requests[at] = {"api", asker.entries[at], 1};
   };
   say(fmt::format("filling weir with 4 x {} keys", keys));
-  FourKeys filler;
-  for (std::uint64_t i = 0; i < keys; ++i) ask(filler, {i, i, i, i}, kStart);
+  auto filler = std::make_unique<Asker>();
+  for (std::uint64_t i = 0; i < keys; ++i) {
+    put(*filler, 0, {i, i, i, i});
+    limiter.check(filler->requests[0], kStart, filler->decisions[0]);
+  }
 
   Draw draw = Draw::uniform;
   auto indices = draw_indices(draw, keys, 11);
-  std::size_t requests = options.quick ? 100'000 : 1'000'000;
-  std::array<FourKeys, 2> callers;
+  std::size_t requests = (options.quick ? 100'000 : 1'000'000) / kBatch * kBatch;
+  std::array<Asker, 2> askers;
   // The tenant is always the same: the fourth series is hot, in every request of every thread.
-  auto body = [&](int thread, Nanos from) {
+  auto body = [&](int thread, std::size_t batch, Nanos from) {
     std::uint64_t allowed = 0;
-    FourKeys& four = callers[static_cast<std::size_t>(thread)];
+    Asker& asker = askers[static_cast<std::size_t>(thread)];
     std::size_t at = static_cast<std::size_t>(thread) * 1'000'003;
     std::size_t mask = indices.size() - 1;
-    for (std::size_t i = 0; i < requests; ++i, at += 3) {
-      allowed +=
-          ask(four, {indices[at & mask], indices[(at + 1) & mask], indices[(at + 2) & mask], 0},
-              from + static_cast<Nanos>(i) * kStep);
+    for (std::size_t i = 0; i < requests; i += batch) {
+      for (std::size_t k = 0; k < batch; ++k, at += 3) {
+        put(asker, k, {indices[at & mask], indices[(at + 1) & mask], indices[(at + 2) & mask], 0});
+      }
+      Nanos now = from + static_cast<Nanos>(i) * kStep;
+      if (batch == 1) {
+        limiter.check(asker.requests[0], now, asker.decisions[0]);
+      } else {
+        limiter.check(std::span<const Request>(asker.requests.data(), batch), now,
+                      std::span<Decision>(asker.decisions.data(), batch));
+      }
+      for (std::size_t k = 0; k < batch; ++k) allowed += asker.decisions[k].allowed;
     }
     if (allowed != requests) throw std::runtime_error("a request was denied");
   };
   say("deciding");
-  std::vector<double> one;
-  std::vector<double> two;
-  std::vector<double> ratio;
+  struct Way {
+    int threads;
+    std::size_t batch;
+    std::vector<double> per_second = {};
+  };
+  std::array<Way, 4> ways{{{1, 1}, {2, 1}, {1, kBatch}, {2, kBatch}}};
   Nanos now = kStart + kSecond;
   for (int round = -1; round < 5; ++round) {
-    double rate[2];
-    for (int threads : {1, 2}) {
+    for (Way& way : ways) {
       std::uint64_t ns = run_undisturbed(
-          threads, [&](int thread) { body(thread, now); },
+          way.threads, [&](int thread) { body(thread, way.batch, now); },
           [&] { now += static_cast<Nanos>(requests) * kStep; });
-      rate[threads - 1] = static_cast<double>(requests) * threads * 1e9 / static_cast<double>(ns);
+      if (round < 0) continue;
+      way.per_second.push_back(static_cast<double>(requests) * way.threads * 1e9 /
+                               static_cast<double>(ns));
     }
-    if (round < 0) continue;
-    one.push_back(rate[0]);
-    two.push_back(rate[1]);
-    ratio.push_back(rate[1] / rate[0]);
   }
   Json out;
   out["keys_per_dimension"] = keys;
   out["algorithm"] = to_string(options.algorithm);
   out["ping_pong_ns"] = round_to(ping_pong_ns(), 1);
-  out["requests_per_s_1t"] = spread_of(one);
-  out["requests_per_s_2t"] = spread_of(two);
-  out["2t_vs_1t"] = spread_of(ratio);
-  out["figures"] = {{"four_rules_requests_per_s", std::round(median_of(one))},
-                    {"four_rules_2t_requests_per_s", std::round(median_of(two))},
-                    {"four_rules_keys_per_dimension", keys}};
+  Json rows = Json::array();
+  for (const Way& way : ways) {
+    Json row = spread_of(way.per_second);
+    row["threads"] = way.threads;
+    row["batch"] = way.batch;
+    rows.push_back(row);
+  }
+  out["rows"] = rows;
+  out["figures"] = {
+      {"four_rules_requests_per_s", std::round(median_of(ways[3].per_second))},
+      {"four_rules_1t_requests_per_s", std::round(median_of(ways[2].per_second))},
+      {"four_rules_2t_single_requests_per_s", std::round(median_of(ways[1].per_second))},
+      {"four_rules_1t_single_requests_per_s", std::round(median_of(ways[0].per_second))},
+      {"four_rules_keys_per_dimension", keys}};
   return out;
 }
 

@@ -314,7 +314,7 @@ struct Limiter::Impl {
   Impl(std::shared_ptr<const RuleSet> rule_set, LimiterOptions given)
       : rules(std::move(rule_set)),
         options(given),
-        table(given.max_series, given.replicated),
+        table(given.max_series, given.replicated, given.populate),
         ids(given.hash_key, given.max_request_ids, given.request_id_ttl),
         tickets(given.max_tickets) {
     for (const Rule& rule : rules->rules()) {

@@ -27,6 +27,9 @@ struct LimiterOptions {
   /// denied; with `open` it is counted in a sketch that may deny too early and never too late, here
   /// only. Either is reported as degraded.
   std::size_t max_series = 1u << 20;
+  /// Take all of that memory now (about 25 ms a GiB), and not where a decision first touches it,
+  /// which then stands still for the time in which the system clears 2 MiB.
+  bool populate = false;
   /// Keep track of what changed for drain(). Leave off when nobody replicates.
   bool replicated = false;
   crdt::Incarnation incarnation{};  ///< of the replica; only with `replicated`

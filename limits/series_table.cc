@@ -12,17 +12,28 @@ namespace weir {
 namespace {
 
 constexpr std::size_t kHugeFrom = 64u << 20;
+constexpr std::size_t kPage = 4096;
 constexpr int kSpins = 64;
 
-/// Zeros, taken from the system page by page as they are touched.
+/// Takes the memory from the system now. Where the system cannot do so at once, page by page.
+void touch(void* memory, std::size_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+  if (::madvise(memory, bytes, MADV_POPULATE_WRITE) == 0) return;
+#endif
+  auto* at = static_cast<volatile char*>(memory);
+  for (std::size_t i = 0; i < bytes; i += kPage) at[i] = 0;
+}
+
+/// Zeros, taken from the system page by page as they are touched unless `populate`.
 template <typename T>
-T* reserve(std::size_t count) {
+T* reserve(std::size_t count, bool populate) {
   std::size_t bytes = count * sizeof(T);
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   // Random places of a large table miss the TLB at every step otherwise.
   if (bytes >= kHugeFrom) ::madvise(memory, bytes, MADV_HUGEPAGE);
+  if (populate) touch(memory, bytes);
   return static_cast<T*>(memory);
 }
 
@@ -44,14 +55,14 @@ void pause(int& spins) {
 
 }  // namespace
 
-SeriesTable::SeriesTable(std::size_t max_series, bool keep_ids)
+SeriesTable::SeriesTable(std::size_t max_series, bool keep_ids, bool populate)
     : max_series_(max_series), segments_count_((max_series_ + max_series_ * 3 / 5) / kSegment + 1) {
   std::size_t count = segments_count_ * kSegment;
   try {
-    segments_ = reserve<Segment>(segments_count_);
-    entries_ = reserve<SeriesEntry>(count);
-    rules_ = reserve<std::uint32_t>(count);
-    if (keep_ids) ids_ = reserve<crdt::SeriesId>(count);
+    segments_ = reserve<Segment>(segments_count_, populate);
+    entries_ = reserve<SeriesEntry>(count, populate);
+    rules_ = reserve<std::uint32_t>(count, populate);
+    if (keep_ids) ids_ = reserve<crdt::SeriesId>(count, populate);
   } catch (...) {
     release(segments_, segments_count_);
     release(entries_, count);

@@ -72,8 +72,9 @@ class SeriesTable {
   static constexpr std::size_t kSegment = 1024;
 
   /// Room for `max_series`. Memory is taken when first touched: 36 bytes an entry and 8 entries for
-  /// 5 series; with `keep_ids` 52 bytes an entry. Throws std::bad_alloc.
-  SeriesTable(std::size_t max_series, bool keep_ids);
+  /// 5 series; with `keep_ids` 52 bytes an entry. With `populate` it is taken at once. Throws
+  /// std::bad_alloc.
+  SeriesTable(std::size_t max_series, bool keep_ids, bool populate);
   ~SeriesTable();
   SeriesTable(const SeriesTable&) = delete;
   SeriesTable& operator=(const SeriesTable&) = delete;
