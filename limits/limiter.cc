@@ -307,6 +307,7 @@ struct Limiter::Impl {
   std::atomic<std::size_t> next_stripe{0};
   std::mutex overflow_mutex;  // taken with entries' locks held, never the other way
   OverflowSketch overflow;
+  std::atomic<Nanos> overflow_over{0};  // when all that it counts is; changed with its mutex held
   RequestIds ids;
   Tickets tickets;
   std::atomic<std::uint64_t> timed_out{0};
@@ -854,7 +855,7 @@ struct Limiter::Impl {
     }
     if (missing && out.allowed) {
       unlock_all(items);
-      for (Item& item : items) make(item);
+      for (Item& item : items) make(item, now);
       return false;
     }
     for (std::size_t i = 0; i < items.size(); ++i) {
@@ -871,6 +872,8 @@ struct Limiter::Impl {
       } else if (status.degraded && out.allowed && status.allowed) {
         Period period = period_of(plan, item, now);
         overflow.add(item.id, period.number, item.cost, period.expiry, now);
+        overflow_over.store(std::max(overflow_over.load(std::memory_order_relaxed), period.expiry),
+                            std::memory_order_relaxed);
         status.remaining -= item.cost;
       }
       if (!status.shadow) pick_decider(out, static_cast<int>(i));
@@ -903,16 +906,26 @@ struct Limiter::Impl {
     return {number, true, end, end + length};
   }
 
+  /// The sketch counts (about) this series: with an entry of its own it would begin at 0.
+  bool in_overflow(const Item& item, Nanos now) {
+    if (now >= overflow_over.load(std::memory_order_relaxed)) return false;
+    std::lock_guard counting(overflow_mutex);
+    return overflow_used(item, period_of(plans[item.rule], item, now), now) > 0;
+  }
+
+  std::uint64_t overflow_used(const Item& item, const Period& period, Nanos now) const {
+    std::uint64_t used = overflow.estimate(item.id, period.number, now);
+    if (!period.neighbour) return used;
+    return add_saturated(used, overflow.estimate(item.id, period.number - 1, now));
+  }
+
   /// No room for the series: closed rules deny; open ones count in the sketch, which may deny too
   /// early and never too late.
   void degrade(const Plan& plan, const Item& item, Nanos now, RuleStatus& status) {
     deny_degraded(status);
     if (plan.rule->on_failure == OnFailure::closed) return;
     Period period = period_of(plan, item, now);
-    std::uint64_t used = overflow.estimate(item.id, period.number, now);
-    if (period.neighbour) {
-      used = add_saturated(used, overflow.estimate(item.id, period.number - 1, now));
-    }
+    std::uint64_t used = overflow_used(item, period, now);
     status.remaining = plan.limit - std::min(plan.limit, used);
     status.reset = used == 0 ? 0 : period.end - now;
     status.allowed = item.cost <= status.remaining;
@@ -926,9 +939,21 @@ struct Limiter::Impl {
     status.retry_after = kSecond;
   }
 
-  void make(Item& item) {
+  void make(Item& item, Nanos now) {
     if (item.entry != nullptr || item.cost == 0 || item.no_room) return;
+    if (in_overflow(item, now)) {
+      item.no_room = true;
+      return;
+    }
     item.entry = table.insert(item.id, item.rule, item.made);
+    // A series that is over gives its place before the next sweep comes round. Not where the
+    // replica must forget it in step.
+    if (item.entry == nullptr && !options.replicated && table.make_room([&](SeriesEntry& entry) {
+          // Somebody is about to use an unused one.
+          return entry.form() != Form::unused && over(entry, now - kGrace);
+        }) > 0) {
+      item.entry = table.insert(item.id, item.rule, item.made);
+    }
     item.no_room = item.entry == nullptr;
   }
 
@@ -1237,31 +1262,35 @@ struct Limiter::Impl {
 
   std::size_t sweep(Nanos floor) {
     ids.expire(floor);
-    return table.visit_all([&](SeriesEntry& entry) {
-      if (entry.has(SeriesEntry::kListed)) return false;
-      switch (entry.form()) {
-        case Form::unused:
-          return true;
-        case Form::window: {
-          // Boundaries may be shifted by the series' id; lengths are not.
-          WindowShape shape = window_shape(*plans[table.rule(entry)].rule, {});
-          Nanos life = shape.length(shape.index(entry.time)) * (std::int64_t{shape.previous} + 1);
-          return entry.time + life <= floor - kGrace;
-        }
-        case Form::bucket:
-          return entry.time + plans[table.rule(entry)].brisk.fill_time <= floor;
-        case Form::general:
-          break;
+    return table.visit_all([&](SeriesEntry& entry) { return over(entry, floor); });
+  }
+
+  /// Nothing of it counts at `floor` or later, and nothing is undrained or held. With its lock. May
+  /// forget parts that are over.
+  bool over(SeriesEntry& entry, Nanos floor) {
+    if (entry.has(SeriesEntry::kListed)) return false;
+    switch (entry.form()) {
+      case Form::unused:
+        return true;
+      case Form::window: {
+        // Boundaries may be shifted by the series' id; lengths are not.
+        const WindowShape& shape = plans[table.rule(entry)].window;
+        Nanos life = shape.length(shape.index(entry.time)) * (std::int64_t{shape.previous} + 1);
+        return entry.time + life <= floor - kGrace;
       }
-      Series& series = *entry.series;
-      series.forget_windows(floor - kGrace);
-      if (!series.windows.empty()) return false;
-      if (series.bucket == nullptr) return true;
-      if (series.bucket->state.expiry > floor) return false;
-      // Its slots are forgotten here before the replica may do so.
-      series.bucket->begin_anew();
-      return series.bucket->held == 0;
-    });
+      case Form::bucket:
+        return entry.time + plans[table.rule(entry)].brisk.fill_time <= floor;
+      case Form::general:
+        break;
+    }
+    Series& series = *entry.series;
+    series.forget_windows(floor - kGrace);
+    if (!series.windows.empty()) return false;
+    if (series.bucket == nullptr) return true;
+    if (series.bucket->state.expiry > floor) return false;
+    // Its slots are forgotten here before the replica may do so.
+    series.bucket->begin_anew();
+    return series.bucket->held == 0;
   }
 
   std::uint64_t used(std::uint32_t index, const SeriesId& id, Nanos now) {

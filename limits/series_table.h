@@ -104,6 +104,18 @@ class SeriesTable {
   /// Finds it or makes an unused entry, not locked. Null if there is no room. `made` says whether
   /// it is new.
   SeriesEntry* insert(const crdt::SeriesId& id, std::uint32_t rule, bool& made);
+  /// Looks at kSegment / 4 entries, other ones each time, and removes those in use for which
+  /// `over(entry)`, with its lock, is true. Returns how many. For when there is no room.
+  template <typename Over>
+  std::size_t make_room(Over over) {
+    constexpr std::size_t kLook = kSegment / 4;
+    std::size_t at =
+        next_look_.fetch_add(kLook, std::memory_order_relaxed) % (segments_count_ * kSegment);
+    lock_segment(at / kSegment);
+    std::size_t removed = visit(at, kLook, over);
+    unlock_segment(at / kSegment);
+    return removed;
+  }
   /// Removes an entry that is still unused.
   void remove_unused(SeriesEntry& entry, const crdt::SeriesId& id);
 
@@ -121,31 +133,38 @@ class SeriesTable {
   /// Locks whatever is there; false if it is free.
   bool lock_any(SeriesEntry& entry) const;
 
-  /// Calls `visit(entry)` for every entry in use, with its lock; removes those for which it returns
+  /// Calls `over(entry)` for every entry in use, with its lock; removes those for which it returns
   /// true. One segment is locked at a time, for some microseconds. Returns how many were removed.
-  template <typename Visit>
-  std::size_t visit_all(Visit visit) {
+  template <typename Over>
+  std::size_t visit_all(Over over) {
     std::size_t removed = 0;
     for (std::size_t segment = 0; segment < segments_count_; ++segment) {
       if (segments_[segment].count().load(std::memory_order_relaxed) == 0) continue;
       lock_segment(segment);
-      SeriesEntry* first = entries_ + segment * kSegment;
-      for (std::size_t i = 0; i < kSegment; ++i) {
-        SeriesEntry& entry = first[i];
-        if (entry.load() >> 8 == 0 || !lock_any(entry)) continue;
-        if (visit(entry)) {
-          erase(entry);
-          ++removed;
-        } else {
-          unlock(entry);
-        }
-      }
+      removed += visit(segment * kSegment, kSegment, over);
       unlock_segment(segment);
     }
     return removed;
   }
 
  private:
+  /// Of entries of one segment, whose lock is held.
+  template <typename Over>
+  std::size_t visit(std::size_t first, std::size_t count, Over over) {
+    std::size_t removed = 0;
+    for (std::size_t i = first; i < first + count; ++i) {
+      SeriesEntry& entry = entries_[i];
+      if (entry.load() >> 8 == 0 || !lock_any(entry)) continue;
+      if (over(entry)) {
+        erase(entry);
+        ++removed;
+      } else {
+        unlock(entry);
+      }
+    }
+    return removed;
+  }
+
   struct alignas(64) Segment {  // zero at first
     std::uint32_t lock;
     std::uint32_t used;
@@ -178,6 +197,7 @@ class SeriesTable {
   std::uint32_t* rules_ = nullptr;
   crdt::SeriesId* ids_ = nullptr;
   std::atomic<std::size_t> size_{0};
+  std::atomic<std::size_t> next_look_{0};
 };
 
 }  // namespace weir

@@ -482,5 +482,35 @@ LAW(42, "no key spends another's quota, nor one rule's key another rule's", "den
   reached("a long key", size > 36);
 }
 
+LAW(42, "a full table never admits more, whatever leaves it meanwhile", "counted in the sketch",
+    "a place became free") {
+  Rule rule = *rules_named("r");
+  rule.limit = std::min<std::uint64_t>(rule.limit, 5);
+  rule.burst = std::min<std::uint64_t>(rule.burst, 5);
+  rule.on_failure = OnFailure::open;
+  rule.default_cost = 1;
+  rule.cost_by_method.clear();
+  LimiterOptions options;
+  options.max_series = *between<std::size_t>(1, 3);
+  Limiter small(rule_set({rule}), options);
+  Limiter large(rule_set({rule}), {});
+  Nanos now = kStart;
+  // Of each key, what has been admitted is replayed to a limiter that has room: it must never say
+  // no to what the small one lets pass.
+  for (int i = *between(5, 60).as("requests"); i > 0; --i) {
+    now += *one_of<Nanos>({0, 1, kMillisecond, kSecond, rule.window / 2, 3 * rule.window});
+    std::string key = std::to_string(*between(0, 5));
+    if (*chance(20)) {
+      std::size_t gone = small.sweep(now);
+      large.sweep(now);
+      reached("a place became free", gone > 0);
+    }
+    Ask ask(key, *between<std::uint64_t>(1, 3));
+    Decision decision = small.check(ask.request, now);
+    reached("counted in the sketch", decision.statuses[0].degraded);
+    if (decision.allowed) RC_ASSERT(large.check(ask.request, now).allowed);
+  }
+}
+
 }  // namespace
 }  // namespace weir::laws
