@@ -108,7 +108,7 @@ void WorkingNode::hear_peer(Nanos wall) {
     Entry entry{"api_key", key.view()};
     Request request{"api", {&entry, 1}, 1};
     crdt::SeriesId series = limiter.series_of(0, request);
-    WindowShape shape = window_shape(limiter.rules().rules()[0], series);
+    WindowShape shape = window_shape(limiter.rules()->rules()[0], series);
     crdt::CellId id{series, shape.epoch(shape.index(now))};
     counts[id] = ++peer_counts_[id];
   }

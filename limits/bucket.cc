@@ -24,13 +24,17 @@ BucketShape bucket_shape(const Rule& rule) {
           rule.algorithm == Algorithm::leaky_bucket};
 }
 
+crdt::DebtTicks bucket_debt(const BucketShape& shape, const crdt::BucketState& state,
+                            std::uint64_t total, Nanos now) {
+  if (now >= state.expiry) return 0;
+  return crdt::debt_at(state, total, now, shape.rate, shape.unit, shape.cap());
+}
+
 Verdict evaluate_bucket(const BucketShape& shape, const crdt::BucketState& state,
                         std::uint64_t total, Nanos now, std::uint64_t cost) {
   Verdict verdict;
   crdt::DebtTicks capacity = shape.ticks(shape.burst);
-  auto debt_then = [&](Nanos then) {
-    return crdt::debt_at(state, total, then, shape.rate, shape.unit, shape.cap());
-  };
+  auto debt_then = [&](Nanos then) { return bucket_debt(shape, state, total, then); };
   crdt::DebtTicks debt = debt_then(now);
   if (debt <= capacity) {
     verdict.remaining =
@@ -43,8 +47,9 @@ Verdict evaluate_bucket(const BucketShape& shape, const crdt::BucketState& state
   auto until_at_most = [&](crdt::DebtTicks most) -> Nanos {
     if (debt <= most) return 0;
     if (later > most) {
-      Nanos wait = time_to_drain(later - most, shape.rate);
-      return wait == kNever ? kNever : straight - now + wait;
+      if (shape.rate == 0) return kNever;
+      return straight - now +
+             std::min(time_to_drain(later - most, shape.rate), state.expiry - straight);
     }
     Nanos above = now;
     Nanos passes = straight;
@@ -70,8 +75,7 @@ Verdict evaluate_bucket(const BucketShape& shape, const crdt::BucketState& state
 crdt::BucketState consume_bucket(const BucketShape& shape, const crdt::BucketState& state,
                                  std::uint64_t total_before, Nanos now, std::uint64_t cost) {
   crdt::BucketState after;
-  crdt::DebtTicks debt =
-      crdt::debt_at(state, total_before, now, shape.rate, shape.unit, shape.cap());
+  crdt::DebtTicks debt = bucket_debt(shape, state, total_before, now);
   after.touched = std::max(now, state.touched);
   after.checkpoint = {add_saturated(total_before, cost), after.touched, debt + shape.ticks(cost)};
   after.expiry = std::max(state.expiry, after.touched + shape.fill_time());

@@ -32,6 +32,13 @@ struct BucketShape {
 
 BucketShape bucket_shape(const Rule& rule);
 
+/// What the bucket owes at `now`: crdt::debt_at, and nothing from state.expiry on. Where the shape
+/// was always the same that makes no difference. When it changes, what is owed stands in ticks,
+/// time since the last touch drains by the new shape, and a bucket that anybody may have forgotten
+/// is full.
+crdt::DebtTicks bucket_debt(const BucketShape& shape, const crdt::BucketState& state,
+                            std::uint64_t total, Nanos now);
+
 /// `total` is the sum of the bucket's slots. With `queue`, an allowed cost's delay is the time in
 /// which the debt before it drains.
 Verdict evaluate_bucket(const BucketShape& shape, const crdt::BucketState& state,

@@ -10,7 +10,7 @@ namespace weir {
 
 /// What one matching rule says of one request.
 struct RuleStatus {
-  std::uint32_t rule = 0;       ///< index into RuleSet::rules()
+  std::uint32_t rule = 0;       ///< index into the rules of Decision::version
   bool allowed = true;          ///< this rule alone
   bool shadow = false;          ///< its verdict was not enforced
   bool degraded = false;        ///< no memory for a new series: see LimiterOptions::max_series
@@ -38,6 +38,9 @@ struct Decision {
   bool wants_commit = false;
   /// The request's id had passed before: this is what it was told then, and nothing was consumed.
   bool repeated = false;
+  /// Of the rules that decided: see Limiter::rules(). From 1, one more with each reload. What is
+  /// told again is told in terms of those that are in force then, of rules that are still there.
+  std::uint64_t version = 0;
   /// Every rule that matched, in rule order, shadow rules included.
   std::vector<RuleStatus> statuses;
 

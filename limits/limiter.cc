@@ -8,13 +8,16 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <unordered_map>
 
 #include <weir/limits/bucket.h>
 #include <weir/limits/divisor.h>
 #include <weir/limits/keyed_hash.h>
 #include <weir/limits/log_window.h>
 #include <weir/limits/overflow_sketch.h>
+#include <weir/limits/published.h>
 #include <weir/limits/request_ids.h>
+#include <weir/limits/rule_numbers.h>
 #include <weir/limits/series.h>
 #include <weir/limits/series_memo.h>
 #include <weir/limits/series_table.h>
@@ -38,6 +41,11 @@ constexpr std::size_t kAhead = 8;
 /// At most this many rules are looked at one by one, which is faster than looking them up.
 constexpr std::size_t kScannedRules = 8;
 constexpr std::uint64_t kMaxSmall = std::numeric_limits<std::uint32_t>::max();
+/// Rule sets that Limiter::rules(version) still has.
+constexpr std::size_t kVersionsKept = 8;
+/// Numbers of rules that are no longer in force, at which a reload looks which of them still
+/// matter.
+constexpr std::size_t kManyNumbers = 1024;
 
 struct alignas(32) AtomicCounters {
   std::atomic<std::uint64_t> allowed{0};
@@ -46,7 +54,6 @@ struct alignas(32) AtomicCounters {
 };
 
 struct alignas(64) Stripe {
-  std::unique_ptr<AtomicCounters[]> counters;  // of every rule
   std::atomic<Nanos> newest{0};
   std::mutex mutex;
   std::vector<std::size_t> dirty;  // entries with something to drain
@@ -87,12 +94,13 @@ struct BriskBucket {
   }
 };
 
-std::atomic<std::uint64_t> next_plan{1};
+std::atomic<std::uint64_t> next_hash{1};
 
 /// A rule as decisions need it.
 struct Plan {
   const Rule* rule = nullptr;
-  std::uint64_t number = 0;                 // of this plan among all of this process's limiters
+  std::uint32_t number = 0;                 // see RuleNumbers
+  std::uint64_t hash_number = 0;            // of hash_key, in all of this process
   internal::KeyedHash hash_key{HashKey{}};  // of the cluster's and the rule's identity in one
   bool plain_cost = false;
   std::uint64_t default_cost = 1;
@@ -111,12 +119,32 @@ struct Plan {
   BriskBucket brisk;
 };
 
+/// The rules in force, and what was counted of them while they were.
+struct Program {
+  std::uint64_t version = 0;
+  std::shared_ptr<const RuleSet> rules;
+  std::vector<Plan> plans;  // by rule
+  std::unordered_map<SeriesId, std::uint32_t> by_identity;
+  std::array<std::unique_ptr<AtomicCounters[]>, kStripes> counters;  // by rule
+
+  RuleCounters count(std::uint32_t rule) const {
+    RuleCounters sum;
+    for (const auto& stripe : counters) {
+      sum.allowed += stripe[rule].allowed.load(std::memory_order_relaxed);
+      sum.denied += stripe[rule].denied.load(std::memory_order_relaxed);
+      sum.degraded += stripe[rule].degraded.load(std::memory_order_relaxed);
+    }
+    return sum;
+  }
+};
+
 /// What becomes of a cost that is allowed. `no_ticket`: it should be held, and too many are.
 enum class Mode : std::uint8_t { consume, hold, no_ticket };
 
 /// One matching rule of a request under evaluation. What has no initial value is set by prepare(),
 /// the window only for rules that have one.
 struct Item {
+  const Plan* plan = nullptr;
   std::uint32_t rule = 0;
   Mode mode = Mode::consume;
   bool made = false;     // the entry, by this request
@@ -158,6 +186,7 @@ class Items {
 
 /// A thread's own things, so that a decision allocates nothing and shares no line that is written.
 struct Local {
+  const Program* program = nullptr;  // of the current call
   std::vector<std::uint32_t> matched;
   std::array<Items, kAhead> items;  // of a request, and of those of its batch that come next
   std::vector<SeriesEntry*> locked;
@@ -284,23 +313,59 @@ bool roll(SeriesEntry& entry, const WindowShape& shape, std::int64_t index) {
   return true;
 }
 
-// Form::bucket: everything was counted here, so its checkpoint counts all.
+// Form::bucket: everything was counted here, so its checkpoint counts all, be it this much.
 
-crdt::BucketState small_bucket(const SeriesEntry& entry, const BriskBucket& brisk) {
+constexpr std::uint64_t kSmallTotal = 1;
+
+/// `shape` is what its debt was counted by.
+crdt::BucketState small_bucket(const SeriesEntry& entry, const BucketShape& shape) {
+  BriskBucket brisk = BriskBucket::of(shape);
   crdt::BucketState state;
-  state.checkpoint = {entry.word[1], entry.time,
+  state.checkpoint = {kSmallTotal, entry.time,
                       static_cast<crdt::DebtTicks>(entry.word[0]) * brisk.scale};
   state.touched = entry.time;
   state.expiry = entry.time + brisk.fill_time;
   return state;
 }
 
+Plan plan_of(const Rule& rule, std::uint32_t number, const SeriesId& identity) {
+  Plan plan;
+  plan.rule = &rule;
+  plan.number = number;
+  plan.hash_number = next_hash.fetch_add(1, std::memory_order_relaxed);
+  HashKey own;
+  std::memcpy(own.data(), &identity, sizeof identity);
+  plan.hash_key = internal::KeyedHash(own);
+  plan.plain_cost = rule.cost_by_method.empty();
+  plan.default_cost = rule.default_cost;
+  plan.shadow = rule.shadow;
+  plan.commit = rule.durability == Durability::commit;
+  plan.one_entry = rule.match.empty() && rule.key.size() == 1;
+  plan.bucket_cell = is_bucket(rule.algorithm);
+  plan.log = rule.algorithm == Algorithm::sliding_log;
+  plan.limit = plan.bucket_cell ? rule.burst : rule.limit;
+  if (plan.bucket_cell) {
+    plan.bucket = bucket_shape(rule);
+    plan.brisk = BriskBucket::of(plan.bucket);
+  } else if (!plan.log) {
+    WindowShape shape = window_shape(rule, {});
+    // A thread that is late by the grace still finds its window.
+    plan.small_windows = shape.previous <= 1 && (shape.calendar || shape.sub >= kGrace);
+    plan.plain_windows = plan.small_windows && shape.calendar == nullptr && !shape.strict;
+    plan.spread = rule.phase == Phase::spread;
+    plan.sub = internal::Divisor(static_cast<std::uint64_t>(shape.sub));
+    shape.phase = 0;
+    plan.window = shape;
+  }
+  return plan;
+}
+
 }  // namespace
 
 struct Limiter::Impl {
-  std::shared_ptr<const RuleSet> rules;
+  using Programs = Published<const Program, kStripes>;
+
   LimiterOptions options;
-  std::vector<Plan> plans;  // by rule
   SeriesTable table;
   std::array<Stripe, kStripes> stripes;
   std::atomic<Nanos> newest{0};
@@ -311,46 +376,126 @@ struct Limiter::Impl {
   RequestIds ids;
   Tickets tickets;
   std::atomic<std::uint64_t> timed_out{0};
+  std::mutex reload_mutex;                               // taken with no other lock held
+  RuleNumbers numbers;                                   // changed with reload_mutex
+  std::vector<std::shared_ptr<const RuleSet>> versions;  // the newest is the last
+  std::unordered_map<SeriesId, RuleCounters> past;       // of programs that are gone
+  Programs programs;
 
-  Impl(std::shared_ptr<const RuleSet> rule_set, LimiterOptions given)
-      : rules(std::move(rule_set)),
-        options(given),
+  Impl(std::shared_ptr<const RuleSet> rules, LimiterOptions given)
+      : options(given),
         table(given.max_series, given.replicated, given.populate),
         ids(given.hash_key, given.max_request_ids, given.request_id_ttl),
-        tickets(given.max_tickets) {
-    for (const Rule& rule : rules->rules()) {
-      Plan plan;
-      plan.rule = &rule;
-      plan.number = next_plan.fetch_add(1, std::memory_order_relaxed);
-      SeriesId mixed = hash_with(internal::KeyedHash(options.hash_key), identity(rule));
-      HashKey own;
-      std::memcpy(own.data(), &mixed, sizeof mixed);
-      plan.hash_key = internal::KeyedHash(own);
-      plan.plain_cost = rule.cost_by_method.empty();
-      plan.default_cost = rule.default_cost;
-      plan.shadow = rule.shadow;
-      plan.commit = options.replicated && rule.durability == Durability::commit;
-      plan.one_entry = rule.match.empty() && rule.key.size() == 1;
-      plan.bucket_cell = is_bucket(rule.algorithm);
-      plan.log = rule.algorithm == Algorithm::sliding_log;
-      plan.limit = plan.bucket_cell ? rule.burst : rule.limit;
-      if (plan.bucket_cell) {
-        plan.bucket = bucket_shape(rule);
-        plan.brisk = BriskBucket::of(plan.bucket);
-      } else if (!plan.log) {
-        WindowShape shape = window_shape(rule, {});
-        // A thread that is late by the grace still finds its window.
-        plan.small_windows = shape.previous <= 1 && (shape.calendar || shape.sub >= kGrace);
-        plan.plain_windows = plan.small_windows && shape.calendar == nullptr && !shape.strict;
-        plan.spread = rule.phase == Phase::spread;
-        plan.sub = internal::Divisor(static_cast<std::uint64_t>(shape.sub));
-        shape.phase = 0;
-        plan.window = shape;
-      }
-      plans.push_back(plan);
+        tickets(given.max_tickets),
+        programs(make_program(std::move(rules), 1)) {}
+
+  SeriesId identity_of(const Rule& rule) const {
+    return hash_with(internal::KeyedHash(options.hash_key), identity(rule));
+  }
+
+  // The rules in force. With reload_mutex, but for use().
+
+  std::unique_ptr<const Program> make_program(std::shared_ptr<const RuleSet> rules,
+                                              std::uint64_t version) {
+    auto program = std::make_unique<Program>();
+    program->version = version;
+    program->rules = std::move(rules);
+    for (const Rule& rule : program->rules->rules()) {
+      SeriesId id = identity_of(rule);
+      program->by_identity.emplace(id, static_cast<std::uint32_t>(program->plans.size()));
+      Plan plan = plan_of(rule, numbers.number_of(id, rule), id);
+      plan.commit = plan.commit && options.replicated;
+      program->plans.push_back(std::move(plan));
     }
-    for (Stripe& stripe : stripes) {
-      stripe.counters = std::make_unique<AtomicCounters[]>(plans.size());
+    for (auto& stripe : program->counters) {
+      stripe = std::make_unique<AtomicCounters[]>(program->plans.size());
+    }
+    versions.push_back(program->rules);
+    if (versions.size() > kVersionsKept) versions.erase(versions.begin());
+    return program;
+  }
+
+  Programs::Use use(const Local& work) { return programs.use(work.stripe); }
+
+  void reload(std::shared_ptr<const RuleSet> rules) {
+    std::lock_guard lock(reload_mutex);
+    programs.replace(make_program(std::move(rules), programs.current().version + 1));
+    forget_programs();
+    if (numbers.size() < 2 * programs.current().plans.size() + kManyNumbers) return;
+    std::vector<bool> used = used_numbers();
+    table.visit_all([&](SeriesEntry& entry) {
+      note_number(entry, used);
+      return false;
+    });
+    forget_numbers(used);
+  }
+
+  void forget_programs() {
+    programs.reclaim([&](const Program& gone) {
+      for (const auto& [id, rule] : gone.by_identity) {
+        RuleCounters& sum = past[id];
+        RuleCounters more = gone.count(rule);
+        sum.allowed += more.allowed;
+        sum.denied += more.denied;
+        sum.degraded += more.degraded;
+      }
+    });
+  }
+
+  std::vector<bool> used_numbers() const {
+    std::vector<bool> used(numbers.end());
+    programs.for_each([&](const Program& program) {
+      for (const Plan& plan : program.plans) used[plan.number] = true;
+    });
+    return used;
+  }
+  /// With the entry's lock.
+  void note_number(const SeriesEntry& entry, std::vector<bool>& used) const {
+    std::uint32_t number = table.rule(entry);
+    if (number != SeriesTable::kNoRule) used[number] = true;
+  }
+  void forget_numbers(const std::vector<bool>& used) {
+    numbers.keep_only(used);
+    std::erase_if(past, [&](const auto& one) { return !numbers.knows(one.first); });
+  }
+
+  RuleCounters counters(std::uint32_t rule) {
+    std::lock_guard lock(reload_mutex);
+    RuleCounters sum;
+    if (rule >= programs.current().plans.size()) return sum;
+    SeriesId id = identity_of(*programs.current().plans[rule].rule);
+    if (auto before = past.find(id); before != past.end()) sum = before->second;
+    programs.for_each([&](const Program& program) {
+      auto found = program.by_identity.find(id);
+      if (found == program.by_identity.end()) return;
+      RuleCounters more = program.count(found->second);
+      sum.allowed += more.allowed;
+      sum.denied += more.denied;
+      sum.degraded += more.degraded;
+    });
+    return sum;
+  }
+
+  std::shared_ptr<const RuleSet> rules_of(std::uint64_t version) {
+    std::lock_guard lock(reload_mutex);
+    std::uint64_t behind = programs.current().version - version;
+    return behind < versions.size() ? versions[versions.size() - 1 - behind] : nullptr;
+  }
+
+  /// What was told under other rules, in terms of those in force: of rules that are still there.
+  void translate(const Program& program, const RuleSet& told_by, Decision& out) const {
+    out.deciding = -1;
+    out.version = program.version;
+    std::erase_if(out.statuses, [&](RuleStatus& status) {
+      auto found = program.by_identity.find(identity_of(told_by.rules()[status.rule]));
+      if (found == program.by_identity.end()) return true;
+      status.rule = found->second;
+      return false;
+    });
+    std::sort(out.statuses.begin(), out.statuses.end(),
+              [](const RuleStatus& a, const RuleStatus& b) { return a.rule < b.rule; });
+    for (std::size_t i = 0; i < out.statuses.size(); ++i) {
+      if (!out.statuses[i].shadow) pick_decider(out, static_cast<int>(i));
     }
   }
 
@@ -386,7 +531,8 @@ struct Limiter::Impl {
   /// Without reset and waits where Item::brisk comes out true: finish() has these.
   void assess(const Plan& plan, Item& item, Nanos now, RuleStatus& status) const {
     const SeriesEntry* entry = item.entry;
-    item.brisk = plan.brisk.fits && entry != nullptr && entry->form() == Form::bucket;
+    item.brisk = plan.brisk.fits && entry != nullptr && entry->form() == Form::bucket &&
+                 entry->word[1] == plan.number;
     if (!item.brisk && plan.plain_windows && entry != nullptr && entry->form() == Form::window &&
         entry->time <= item.start) {
       if (assess_small_windows(plan, item, now, status)) return;
@@ -459,6 +605,11 @@ struct Limiter::Impl {
             : until_drained(debt - (brisk.capacity - item.cost * brisk.unit.value()));
   }
 
+  /// Of Form::bucket: the bucket that its debt was counted by.
+  const BucketShape& counted_by(const SeriesEntry& entry) const {
+    return numbers.at(static_cast<std::uint32_t>(entry.word[1])).bucket;
+  }
+
   Verdict evaluate(const Plan& plan, const Item& item, std::uint64_t cost, Nanos now) const {
     const SeriesEntry* entry = item.entry;
     Form form = entry == nullptr ? Form::unused : entry->form();
@@ -469,8 +620,8 @@ struct Limiter::Impl {
     }
     if (plan.bucket_cell) {
       if (form == Form::bucket) {
-        return evaluate_bucket(plan.bucket, small_bucket(*entry, plan.brisk), entry->word[1], now,
-                               cost);
+        return evaluate_bucket(plan.bucket, small_bucket(*entry, counted_by(*entry)), kSmallTotal,
+                               now, cost);
       }
       if (series == nullptr || series->bucket == nullptr) {
         return evaluate_bucket(plan.bucket, {}, 0, now, cost);
@@ -532,7 +683,7 @@ struct Limiter::Impl {
     if (form == Form::general) return *entry.series;
     auto series = std::make_unique<Series>();
     if (form == Form::window) {
-      WindowShape shape = window_shape(*plans[table.rule(entry)].rule, id);
+      WindowShape shape = window_shape(numbers.at(table.rule(entry)).rule, id);
       std::int64_t newest_index = shape.index(entry.time);
       auto put = [&](std::int64_t index, const std::uint32_t* counts, std::uint64_t flag) {
         if (counts[0] == 0 && counts[1] == 0) return;
@@ -544,8 +695,8 @@ struct Limiter::Impl {
       series->bucket = std::make_unique<BucketCell>();
       BucketCell& bucket = *series->bucket;
       bucket.birth = bucket.last_birth = static_cast<std::uint64_t>(entry.time);
-      bucket.own = entry.word[1];
-      bucket.state = small_bucket(entry, plans[table.rule(entry)].brisk);
+      bucket.own = kSmallTotal;
+      bucket.state = small_bucket(entry, counted_by(entry));
       bucket.made = bucket.state.checkpoint;
     }
     entry.set(SeriesEntry::kDirty | SeriesEntry::kDirtyBefore, false);
@@ -557,17 +708,14 @@ struct Limiter::Impl {
   void consume(const Plan& plan, const Item& item, Nanos now, const RuleStatus& status) {
     SeriesEntry& entry = *item.entry;
     // Small forms were made by a request: they have their rule, and it is on another line.
-    if ((entry.form() == Form::general || entry.form() == Form::unused) &&
-        table.rule(entry) == SeriesTable::kNoRule) {
-      table.set_rule(entry, item.rule);
-    }
+    bool small = item.brisk || entry.form() == Form::window;
+    if (!small && table.rule(entry) != plan.number) table.set_rule(entry, plan.number);
     if (item.mode == Mode::hold) {
       hold(plan, item, now);
       return;
     }
     if (item.brisk) {  // only where nothing is replicated
       entry.word[0] = item.debt + item.cost * plan.brisk.unit.value();
-      entry.word[1] = item.cost;  // the debt has counted all before it; a sum would saturate
       entry.time = now + item.ahead;
       return;
     }
@@ -625,7 +773,7 @@ struct Limiter::Impl {
     entry.set_form(Form::bucket);
     entry.time = now;
     entry.word[0] = item.cost * plan.brisk.unit.value();
-    entry.word[1] = item.cost;
+    entry.word[1] = plan.number;
     return true;
   }
 
@@ -656,37 +804,38 @@ struct Limiter::Impl {
   /// The rules that apply, and where their series are.
   void prepare(const Request& request, Nanos now, Local& work, Items& items) {
     items.clear();
+    const std::vector<Plan>& plans = work.program->plans;
     if (plans.size() <= kScannedRules) {
       for (std::uint32_t index = 0; index < plans.size(); ++index) {
         const Plan& plan = plans[index];
         if (!internal::same_text(plan.rule->domain, request.domain)) continue;
         if (plan.one_entry) {
           const std::string_view* value = request.find(plan.rule->key[0]);
-          if (value != nullptr) add(index, id_of(plan, *value, work), request, now, items);
+          if (value != nullptr) add(plan, index, id_of(plan, *value, work), request, now, items);
         } else if (plan.rule->matches(request)) {
-          add(index, series_of(plan, request, work.key), request, now, items);
+          add(plan, index, series_of(plan, request, work.key), request, now, items);
         }
       }
       return;
     }
     work.matched.clear();
-    rules->match(request, work.matched);
+    work.program->rules->match(request, work.matched);
     for (std::uint32_t index : work.matched) {
-      add(index, series_of(plans[index], request, work.key), request, now, items);
+      add(plans[index], index, series_of(plans[index], request, work.key), request, now, items);
     }
   }
 
   static const SeriesId& id_of(const Plan& plan, std::string_view value, Local& work) {
-    return work.memo.id_of(plan.number, value, [&plan](std::string_view text) {
+    return work.memo.id_of(plan.hash_number, value, [&plan](std::string_view text) {
       return hash_with(plan.hash_key, text);
     });
   }
 
-  void add(std::uint32_t index, const SeriesId& id, const Request& request, Nanos now,
-           Items& items) {
-    const Plan& plan = plans[index];
+  void add(const Plan& plan, std::uint32_t index, const SeriesId& id, const Request& request,
+           Nanos now, Items& items) {
     table.prefetch(id);
     Item& item = items.next();
+    item.plan = &plan;
     item.rule = index;
     item.id = id;
     item.cost = mul_saturated(plan.plain_cost ? plan.default_cost : plan.rule->cost_of(request),
@@ -708,6 +857,8 @@ struct Limiter::Impl {
 
   void check(const Request& request, Nanos given, Decision& out) {
     Local& work = local();
+    Programs::Use program = use(work);
+    work.program = &*program;
     Nanos now = clamp(given, work.stripe);
     Items& items = work.items[0];
     prepare(request, now, work, items);
@@ -716,6 +867,8 @@ struct Limiter::Impl {
 
   void check(std::span<const Request> requests, Nanos given, std::span<Decision> out) {
     Local& work = local();
+    Programs::Use program = use(work);
+    work.program = &*program;
     Nanos now = clamp(given, work.stripe);
     for (std::size_t i = 0; i < requests.size() + kAhead; ++i) {
       Items& items = work.items[i % kAhead];
@@ -731,7 +884,7 @@ struct Limiter::Impl {
     if (request.id.empty()) {
       decide(items, work, now, out);
     } else {
-      by_id(request, items, now, out, [&] {
+      by_id(request, items, *work.program, now, out, [&] {
         decide(items, work, now, out);
         return Ticket{};
       });
@@ -741,13 +894,14 @@ struct Limiter::Impl {
   /// What was told to this id before, or what `decide_now` makes of it. The lock of an id is taken
   /// before those of series, never with one in hand.
   template <typename Decide>
-  Ticket by_id(const Request& request, std::span<const Item> items, Nanos now, Decision& out,
-               Decide decide_now) {
+  Ticket by_id(const Request& request, std::span<const Item> items, const Program& program,
+               Nanos now, Decision& out, Decide decide_now) {
     RequestIds::Answer answer;
     ids.once(request.domain, request.id, now, [&](const RequestIds::Answer* known) {
       if (known != nullptr) {
         out = known->decision;
         out.repeated = true;
+        if (known->rules != program.rules) translate(program, *known->rules, out);
         answer.ticket = known->ticket;
         return known;
       }
@@ -755,6 +909,7 @@ struct Limiter::Impl {
       const RequestIds::Answer* fresh = nullptr;
       if (consumed(items, out)) {
         answer.decision = out;
+        answer.rules = program.rules;
         fresh = &answer;
       }
       return fresh;
@@ -781,7 +936,8 @@ struct Limiter::Impl {
       }
       break;
     }
-    AtomicCounters* counters = stripes[work.stripe].counters.get();
+    out.version = work.program->version;
+    AtomicCounters* counters = work.program->counters[work.stripe].get();
     for (const RuleStatus& status : out.statuses) {
       AtomicCounters& counter = counters[status.rule];
       add_one(status.allowed ? counter.allowed : counter.denied, work.alone());
@@ -831,7 +987,7 @@ struct Limiter::Impl {
     std::unique_lock counting(overflow_mutex, std::defer_lock);
     for (std::size_t i = 0; i < items.size(); ++i) {
       Item& item = items[i];
-      const Plan& plan = plans[item.rule];
+      const Plan& plan = *item.plan;
       RuleStatus& status = out.statuses[i];
       status.rule = item.rule;
       status.shadow = plan.shadow;
@@ -861,7 +1017,7 @@ struct Limiter::Impl {
     for (std::size_t i = 0; i < items.size(); ++i) {
       Item& item = items[i];
       RuleStatus& status = out.statuses[i];
-      const Plan& plan = plans[item.rule];
+      const Plan& plan = *item.plan;
       bool consumes = out.allowed && status.allowed && !status.degraded && item.cost > 0;
       if (item.brisk) finish(plan, item, consumes, status);
       if (consumes) {
@@ -910,7 +1066,7 @@ struct Limiter::Impl {
   bool in_overflow(const Item& item, Nanos now) {
     if (now >= overflow_over.load(std::memory_order_relaxed)) return false;
     std::lock_guard counting(overflow_mutex);
-    return overflow_used(item, period_of(plans[item.rule], item, now), now) > 0;
+    return overflow_used(item, period_of(*item.plan, item, now), now) > 0;
   }
 
   std::uint64_t overflow_used(const Item& item, const Period& period, Nanos now) const {
@@ -945,14 +1101,14 @@ struct Limiter::Impl {
       item.no_room = true;
       return;
     }
-    item.entry = table.insert(item.id, item.rule, item.made);
+    item.entry = table.insert(item.id, item.plan->number, item.made);
     // A series that is over gives its place before the next sweep comes round. Not where the
     // replica must forget it in step.
     if (item.entry == nullptr && !options.replicated && table.make_room([&](SeriesEntry& entry) {
           // Somebody is about to use an unused one.
-          return entry.form() != Form::unused && over(entry, now - kGrace);
+          return entry.form() != Form::unused && is_over(entry, now - kGrace);
         }) > 0) {
-      item.entry = table.insert(item.id, item.rule, item.made);
+      item.entry = table.insert(item.id, item.plan->number, item.made);
     }
     item.no_room = item.entry == nullptr;
   }
@@ -961,11 +1117,14 @@ struct Limiter::Impl {
 
   Ticket reserve(const Request& request, Nanos given, Nanos timeout, Decision& out) {
     Local& work = local();
+    Programs::Use program = use(work);
+    work.program = &*program;
     Nanos now = clamp(given, work.stripe);
     prepare(request, now, work, work.items[0]);
     std::span<Item> items = work.items[0].all();
     auto reserve_now = [&] { return reserve(request, items, work, now, timeout, out); };
-    return request.id.empty() ? reserve_now() : by_id(request, items, now, out, reserve_now);
+    return request.id.empty() ? reserve_now()
+                              : by_id(request, items, *program, now, out, reserve_now);
   }
 
   Ticket reserve(const Request& request, std::span<Item> items, Local& work, Nanos now,
@@ -977,15 +1136,15 @@ struct Limiter::Impl {
     OpenTicket ticket;
     for (std::size_t i = 0; i < items.size() && out.allowed; ++i) {
       const Item& item = items[i];
-      const Plan& plan = plans[item.rule];
+      const Plan& plan = *item.plan;
       RuleStatus& status = out.statuses[i];
       if (!status.allowed || status.degraded || item.cost == 0) continue;
       if (room) {
-        ticket.holds.push_back({item.rule, item.id, epoch_of(plan, item, now),
-                                plan.rule->cost_of(request), item.cost});
+        ticket.holds.push_back(
+            {item.id, epoch_of(plan, item, now), plan.rule->cost_of(request), item.cost});
       } else {
         status.degraded = true;
-        add_one(stripes[work.stripe].counters[item.rule].degraded, work.alone());
+        add_one(work.program->counters[work.stripe][item.rule].degraded, work.alone());
       }
     }
     if (ticket.holds.empty()) {
@@ -1011,24 +1170,36 @@ struct Limiter::Impl {
     Settled out;
     out.known = true;
     out.hits = ticket.hits;
+    Programs::Use program = use(local());
     for (const Hold& hold : ticket.holds) {
-      const Plan& plan = plans[hold.rule];
-      Item item;
-      item.rule = hold.rule;
-      item.id = hold.series;
-      item.cost = mul_saturated(hold.per_hit, actual);
-      if (!plan.bucket_cell && !plan.log) {
-        find_window(plan, item, now);
-      }
       // It is there: what holds something is not forgotten.
-      with_entry(item.id, false, [&](SeriesEntry& entry) {
+      with_entry(hold.series, false, [&](SeriesEntry& entry) {
+        Plan plan = plan_for(*program, entry);
+        Item item;
         item.entry = &entry;
+        item.id = hold.series;
+        item.cost = mul_saturated(hold.per_hit, actual);
+        if (!plan.bucket_cell && !plan.log) {
+          find_window(plan, item, now);
+        }
+        table.set_rule(entry, plan.number);
         bool counted = settle_hold(plan, item, hold, now);
         out.lapsed |= !counted;
-        out.wants_commit |= counted && item.cost > 0 && plan.commit;
+        out.wants_commit |= counted && item.cost > 0 && options.replicated &&
+                            plan.rule->durability == Durability::commit;
       });
     }
     return out;
+  }
+
+  /// Of the rule in force that an entry belongs to. If there is none, of the one that it was last
+  /// used by.
+  Plan plan_for(const Program& program, const SeriesEntry& entry) const {
+    std::uint32_t number = table.rule(entry);
+    const RuleNumbers::Kept& kept = numbers.at(number);
+    auto found = program.by_identity.find(kept.identity);
+    if (found != program.by_identity.end()) return program.plans[found->second];
+    return plan_of(kept.rule, number, kept.identity);
   }
 
   /// False if it is too late to count anything.
@@ -1123,7 +1294,7 @@ struct Limiter::Impl {
     const SeriesId& id = table.id(entry);
     bool urgent = entry.has(SeriesEntry::kUrgent);
     if (entry.form() == Form::window) {
-      WindowShape shape = window_shape(*plans[table.rule(entry)].rule, id);
+      WindowShape shape = window_shape(numbers.at(table.rule(entry)).rule, id);
       std::int64_t index = shape.index(entry.time);
       if (entry.has(SeriesEntry::kDirtyBefore)) {
         out.push_back({{id, shape.epoch(index - 1)}, 0, entry.count[2], {}, urgent});
@@ -1187,7 +1358,7 @@ struct Limiter::Impl {
 
   bool absorb_small(SeriesEntry& entry, const CellId& id, std::uint64_t others) {
     if (entry.form() != Form::window || others > kMaxSmall) return false;
-    WindowShape shape = window_shape(*plans[table.rule(entry)].rule, id.series);
+    WindowShape shape = window_shape(numbers.at(table.rule(entry)).rule, id.series);
     std::int64_t index = shape.index(entry.time);
     bool before = id.epoch == shape.epoch(index - 1);
     if (!before && id.epoch != shape.epoch(index)) return false;
@@ -1262,24 +1433,34 @@ struct Limiter::Impl {
 
   std::size_t sweep(Nanos floor) {
     ids.expire(floor);
-    return table.visit_all([&](SeriesEntry& entry) { return over(entry, floor); });
+    std::lock_guard lock(reload_mutex);
+    forget_programs();
+    // Those of rules that went are looked for in passing.
+    bool look = numbers.size() > programs.current().plans.size();
+    std::vector<bool> used = look ? used_numbers() : std::vector<bool>();
+    std::size_t gone = table.visit_all([&](SeriesEntry& entry) {
+      if (is_over(entry, floor)) return true;
+      if (look) note_number(entry, used);
+      return false;
+    });
+    if (look) forget_numbers(used);
+    return gone;
   }
 
-  /// Nothing of it counts at `floor` or later, and nothing is undrained or held. With its lock. May
-  /// forget parts that are over.
-  bool over(SeriesEntry& entry, Nanos floor) {
+  /// With its lock: it may be forgotten.
+  bool is_over(SeriesEntry& entry, Nanos floor) {
     if (entry.has(SeriesEntry::kListed)) return false;
     switch (entry.form()) {
       case Form::unused:
         return true;
       case Form::window: {
         // Boundaries may be shifted by the series' id; lengths are not.
-        const WindowShape& shape = plans[table.rule(entry)].window;
+        WindowShape shape = window_shape(numbers.at(table.rule(entry)).rule, {});
         Nanos life = shape.length(shape.index(entry.time)) * (std::int64_t{shape.previous} + 1);
         return entry.time + life <= floor - kGrace;
       }
       case Form::bucket:
-        return entry.time + plans[table.rule(entry)].brisk.fill_time <= floor;
+        return entry.time + numbers.at(table.rule(entry)).fill_time <= floor;
       case Form::general:
         break;
     }
@@ -1293,8 +1474,7 @@ struct Limiter::Impl {
     return series.bucket->held == 0;
   }
 
-  std::uint64_t used(std::uint32_t index, const SeriesId& id, Nanos now) {
-    const Plan& plan = plans[index];
+  std::uint64_t used(const Plan& plan, const SeriesId& id, Nanos now) {
     std::uint64_t units = 0;
     with_entry(id, false, [&](SeriesEntry& entry) {
       Series* series = entry.form() == Form::general ? entry.series : nullptr;
@@ -1305,7 +1485,7 @@ struct Limiter::Impl {
       if (plan.bucket_cell) {
         const BucketShape& shape = plan.bucket;
         crdt::BucketState state;
-        if (entry.form() == Form::bucket) state = small_bucket(entry, plan.brisk);
+        if (entry.form() == Form::bucket) state = small_bucket(entry, counted_by(entry));
         std::uint64_t total = state.checkpoint.counted;
         if (series != nullptr && series->bucket != nullptr) {
           const BucketCell& bucket = *series->bucket;
@@ -1313,8 +1493,7 @@ struct Limiter::Impl {
           total = add_saturated(bucket.total(), bucket.held);
         }
         auto unit = static_cast<std::uint64_t>(shape.unit);
-        crdt::DebtTicks debt =
-            crdt::debt_at(state, total, now, shape.rate, shape.unit, shape.cap());
+        crdt::DebtTicks debt = bucket_debt(shape, state, total, now);
         units = static_cast<std::uint64_t>((debt + unit - 1) / unit);
         return;
       }
@@ -1374,24 +1553,28 @@ TicketCounters Limiter::tickets() const {
           impl_->tickets.refused()};
 }
 
-const RuleSet& Limiter::rules() const {
-  return *impl_->rules;
+void Limiter::reload(std::shared_ptr<const RuleSet> rules) {
+  impl_->reload(std::move(rules));
+}
+
+std::shared_ptr<const RuleSet> Limiter::rules() const {
+  std::lock_guard lock(impl_->reload_mutex);
+  return impl_->programs.current().rules;
+}
+
+std::shared_ptr<const RuleSet> Limiter::rules(std::uint64_t version) const {
+  return impl_->rules_of(version);
 }
 
 crdt::SeriesId Limiter::series_of(std::uint32_t rule, const Request& request) const {
+  Impl::Programs::Use program = impl_->use(local());
   std::string key;
-  return impl_->series_of(impl_->plans[rule], request, key);
+  if (rule >= program->plans.size()) return {};
+  return impl_->series_of(program->plans[rule], request, key);
 }
 
 RuleCounters Limiter::counters(std::uint32_t rule) const {
-  RuleCounters sum;
-  for (const Stripe& stripe : impl_->stripes) {
-    const AtomicCounters& counter = stripe.counters[rule];
-    sum.allowed += counter.allowed.load(std::memory_order_relaxed);
-    sum.denied += counter.denied.load(std::memory_order_relaxed);
-    sum.degraded += counter.degraded.load(std::memory_order_relaxed);
-  }
-  return sum;
+  return impl_->counters(rule);
 }
 
 std::size_t Limiter::series_count() const {
@@ -1399,7 +1582,11 @@ std::size_t Limiter::series_count() const {
 }
 
 std::uint64_t Limiter::used(std::uint32_t index, const Request& request, Nanos now) {
-  return impl_->used(index, series_of(index, request), now);
+  Impl::Programs::Use program = impl_->use(local());
+  if (index >= program->plans.size()) return 0;
+  const Plan& plan = program->plans[index];
+  std::string key;
+  return impl_->used(plan, impl_->series_of(plan, request, key), now);
 }
 
 std::size_t Limiter::sweep(Nanos floor) {

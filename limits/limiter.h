@@ -106,9 +106,26 @@ class Limiter {
   /// Settles in full all that is open: nobody will come to settle it.
   void settle_all(Nanos now);
 
-  const RuleSet& rules() const;
-  /// The series that `rule` (an index into rules()) counts this request in. The request must match.
+  /// Decisions that begin from now on go by `rules`; one that another thread has begun may still go
+  /// by those before. A rule that counts in the same series as before (docs/rules.md) goes on with
+  /// its counts, its counters, what is held, and with the requests that are remembered. The series
+  /// of one that is gone expire as they would have: until then it finds them if it comes back.
+  ///
+  /// Costs a decision nothing but a look whether the rules are still the same. Several reloads at a
+  /// time wait for each other and for sweep(). A thread that makes no more calls may keep the rules
+  /// alive that it saw last; sweep() frees the rest. docs/rules.md says what becomes of what was
+  /// consumed.
+  void reload(std::shared_ptr<const RuleSet> rules);
+
+  /// Those in force. Where it is said of a `rule` that it is an index, it is one into these; beyond
+  /// them is answered with nothing.
+  std::shared_ptr<const RuleSet> rules() const;
+  /// Those that a decision with this `version` went by. Null if eight newer ones were loaded since.
+  std::shared_ptr<const RuleSet> rules(std::uint64_t version) const;
+  /// The series that `rule` (an index) counts this request in. The request must match.
   crdt::SeriesId series_of(std::uint32_t rule, const Request& request) const;
+  /// Since the limiter was made. A rule that was gone for so long that it has no series left may
+  /// begin anew.
   RuleCounters counters(std::uint32_t rule) const;
   RequestIdCounters request_ids() const;
   TicketCounters tickets() const;

@@ -29,6 +29,7 @@ class RequestIds {
   struct Answer {
     Decision decision;
     Ticket ticket;
+    std::shared_ptr<const RuleSet> rules = nullptr;  ///< that `decision` speaks of
   };
 
   /// Remembers at most `max_ids` (0: none), each for `ttl`.

@@ -19,7 +19,6 @@ namespace weir {
 
 /// What a reservation holds of one rule.
 struct Hold {
-  std::uint32_t rule = 0;
   crdt::SeriesId series;
   crdt::Epoch epoch;          ///< of the cell that it was taken from; kBucketEpoch
   std::uint64_t per_hit = 0;  ///< the rule's cost of one hit

@@ -538,6 +538,7 @@ LAW(47, "a leaky bucket's delay is tight: the debt before it has just drained", 
   state.touched =
       *rc::gen::weightedOneOf<Nanos>({{2, between<Nanos>(state.checkpoint.at, now)},
                                       {1, between<Nanos>(now, now + std::min(full, kSecond))}});
+  state.expiry = state.touched + shape.fill_time();
   std::uint64_t total = counted + *between<std::uint64_t>(0, 3);
   Verdict verdict = evaluate_bucket(shape, state, total, now, *between<std::uint64_t>(0, 3));
   if (!verdict.allowed) {

@@ -361,7 +361,8 @@ LAW(47, "retry_after is tight, for windows", "the weighted decay", "the edge of 
 }
 
 LAW(47, "retry_after is tight, for buckets", "a wait", "never", "units no checkpoint has counted",
-    "a clock behind the last touch", "a wait below a microsecond", "debt beyond the burst") {
+    "a clock behind the last touch", "a wait below a microsecond", "debt beyond the burst",
+    "full by other numbers first") {
   BucketShape shape = *bucket_shapes().as("shape");
   Nanos now = kStart;
   crdt::BucketState state;
@@ -376,6 +377,9 @@ LAW(47, "retry_after is tight, for buckets", "a wait", "never", "units no checkp
     state.touched =
         *rc::gen::weightedOneOf<Nanos>({{2, between<Nanos>(state.checkpoint.at, now)},
                                         {1, between<Nanos>(now, now + std::min(full, kSecond))}});
+    // It may have been touched last when the bucket was another one.
+    Nanos life = *chance(80) ? shape.fill_time() : *between<Nanos>(0, shape.fill_time());
+    state.expiry = state.touched + life;
     total = counted + *rc::gen::weightedOneOf<std::uint64_t>({{1, rc::gen::just<std::uint64_t>(0)},
                                                               {2, between<std::uint64_t>(0, 5)}});
   }
@@ -394,8 +398,11 @@ LAW(47, "retry_after is tight, for buckets", "a wait", "never", "units no checkp
   reached("a wait below a microsecond", verdict.retry_after < kMicrosecond);
   reached("units no checkpoint has counted", total > state.checkpoint.counted);
   reached("a clock behind the last touch", state.touched > now);
-  reached("debt beyond the burst", crdt::debt_at(state, total, now, shape.rate, shape.unit,
-                                                 shape.cap()) > shape.ticks(shape.burst));
+  reached("debt beyond the burst",
+          bucket_debt(shape, state, total, now) > shape.ticks(shape.burst));
+  reached("full by other numbers first", verdict.retry_after != kNever &&
+                                             now + verdict.retry_after == state.expiry &&
+                                             state.expiry < state.touched + shape.fill_time());
 }
 
 LAW(47, "retry_after is tight, for a request that meets several rules", "a wait", "several deny",

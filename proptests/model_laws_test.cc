@@ -99,7 +99,8 @@ LAW(42, "a limiter decides as one that remembers every admission", "denied", "al
     for (std::size_t key = 0; key < 3; ++key) {
       std::vector<Entry> entries{{"key", kKeys[key][0]}, {"tenant", kKeys[key][1]}};
       phases[i][std::to_string(key)] =
-          window_shape(limiter.rules().rules()[i], limiter.series_of(i, {"api", entries, 1})).phase;
+          window_shape(limiter.rules()->rules()[i], limiter.series_of(i, {"api", entries, 1}))
+              .phase;
     }
   }
   // Both clocks start here.
@@ -273,7 +274,7 @@ LAW(5, "a replica holds what the sequential model holds", "some durable, some no
 /// Moves a series into its general form, without a change to what it counts: an ancient cell in
 /// which nobody has counted anything.
 void make_general(Limiter& limiter, std::uint32_t rule, const Request& request) {
-  bool bucket = is_bucket(limiter.rules().rules()[rule].algorithm);
+  bool bucket = is_bucket(limiter.rules()->rules()[rule].algorithm);
   Cell nothing;
   nothing.id = {limiter.series_of(rule, request),
                 bucket ? crdt::kBucketEpoch : crdt::Epoch{kHour, 2 * kHour}};

@@ -53,12 +53,21 @@ struct Consumption {
   std::uint64_t units = 0;
 };
 
+/// What a bucket owed when its numbers were changed: as of its last consumption, and from `full_at`
+/// on nothing any more.
+struct Standing {
+  Uint128 debt = 0;
+  Nanos at = 0;
+  Nanos full_at = 0;
+};
+
 inline Uint128 true_debt(std::vector<Consumption> log, Nanos now, std::uint64_t limit, Nanos window,
-                         Uint128 cap) {
+                         Uint128 cap, const Standing& standing = {}) {
   std::stable_sort(log.begin(), log.end(),
                    [](const Consumption& a, const Consumption& b) { return a.at < b.at; });
-  Uint128 debt = 0;
-  Nanos last = 0;
+  Nanos first = log.empty() ? now : log.front().at;
+  Uint128 debt = first < standing.full_at ? std::min(cap, standing.debt) : 0;
+  Nanos last = standing.at;
   auto drain = [&](Nanos to) {
     Uint128 gone = static_cast<Uint128>(limit) * static_cast<std::uint64_t>(to - last);
     debt -= std::min(debt, gone);
@@ -108,7 +117,26 @@ class PlainLimiter {
 
   /// `phases[rule][key]`: by how much that series' boundaries are early.
   PlainLimiter(std::vector<Rule> rules, std::vector<std::map<std::string, Nanos>> phases, Nanos now)
-      : rules_(std::move(rules)), phases_(std::move(phases)), logs_(rules_.size()), now_(now) {}
+      : rules_(std::move(rules)),
+        phases_(std::move(phases)),
+        logs_(rules_.size()),
+        standing_(rules_.size()),
+        now_(now) {
+    for (std::size_t i = 0; i < rules_.size(); ++i) order_.push_back(i);
+  }
+
+  /// The rules in force from now on, of those that it was made with (by name), with other numbers.
+  void reload(const std::vector<Rule>& rules) {
+    order_.clear();
+    for (const Rule& rule : rules) {
+      auto known = std::find_if(rules_.begin(), rules_.end(),
+                                [&](const Rule& one) { return one.name == rule.name; });
+      auto i = static_cast<std::size_t>(known - rules_.begin());
+      if (is_bucket(rule.algorithm)) settle_bucket(i);
+      rules_[i] = rule;
+      order_.push_back(i);
+    }
+  }
 
   Nanos now() const { return now_; }
 
@@ -128,7 +156,7 @@ class PlainLimiter {
     Holding holding;
     Answer answer = decide(key, hits, false, given, &holding);
     if (!holding.units.empty()) holdings_[number] = std::move(holding);
-    for (std::size_t i = 0; i < rules_.size(); ++i) answer.remaining[i] = remaining(i, key);
+    for (std::size_t i = 0; i < order_.size(); ++i) answer.remaining[i] = remaining(order_[i], key);
     return answer;
   }
   bool holds(int number) const { return holdings_.contains(number); }
@@ -145,15 +173,30 @@ class PlainLimiter {
         continue;
       }
       std::uint64_t units = per_hit * actual;
-      logs_[i][holding.key].push_back({bucket ? now_ : holding.at, units});
       consumed_ += units;
+      if (bucket) {
+        if (units > 0) settle_in_bucket(i, holding.key, units);
+      } else {
+        logs_[i][holding.key].push_back({holding.at, units});
+      }
     }
     return counted;
   }
   /// Of every rule, by checks and settlements.
   Uint128 consumed() const { return consumed_; }
-  /// What a peek says.
-  std::uint64_t left(std::size_t i, const std::string& key) { return remaining(i, key); }
+  /// When the bucket of the first rule is full whatever drains meanwhile.
+  Nanos full_at(const std::string& key) { return standing_[0][key].full_at; }
+  /// True if that has come for any rule before what its debt at the last change would have drained.
+  bool full_by_old_numbers(const std::string& key) {
+    return std::any_of(order_.begin(), order_.end(), [&](std::size_t i) {
+      const Standing& opening = opening_[i][key];
+      Uint128 gone = static_cast<Uint128>(rules_[i].limit) *
+                     static_cast<std::uint64_t>(std::max<Nanos>(0, now_ - opening.at));
+      return opening.debt > gone && now_ >= opening.full_at && logs_[i][key].empty();
+    });
+  }
+  /// What a peek says of the rule at this place.
+  std::uint64_t left(std::size_t i, const std::string& key) { return remaining(order_[i], key); }
 
  private:
   Answer decide(const std::string& key, std::uint64_t hits, bool post, Nanos given,
@@ -161,25 +204,79 @@ class PlainLimiter {
     now_ = std::max(now_, given);
     Answer answer;
     std::vector<std::uint64_t> costs;
-    for (std::size_t i = 0; i < rules_.size(); ++i) {
+    for (std::size_t i : order_) {
       costs.push_back(cost(rules_[i], hits, post));
-      bool fits = admits(i, key, costs[i]);
+      bool fits = admits(i, key, costs.back());
       answer.rules.push_back(fits);
       if (!fits && !rules_[i].shadow) answer.allowed = false;
     }
-    for (std::size_t i = 0; i < rules_.size(); ++i) {
-      if (answer.allowed && answer.rules[i] && holding == nullptr) {
-        logs_[i][key].push_back({now_, costs[i]});
-        consumed_ += costs[i];
-      } else if (answer.allowed && answer.rules[i] && costs[i] > 0) {
+    for (std::size_t place = 0; place < order_.size(); ++place) {
+      std::size_t i = order_[place];
+      std::uint64_t units = costs[place];
+      if (answer.allowed && answer.rules[place] && holding == nullptr) {
+        if (units > 0) note_life(i, key);
+        if (units > 0) used_by_[i][key] = rules_[i];
+        if (units > 0) logs_[i][key].push_back({now_, units});
+        consumed_ += units;
+      } else if (answer.allowed && answer.rules[place] && units > 0) {
+        used_by_[i][key] = rules_[i];
         holding->key = key;
         holding->at = now_;
-        holding->units[i] = costs[i];
-        holding->per_hit[i] = costs[i] / hits;
+        holding->units[i] = units;
+        holding->per_hit[i] = units / hits;
       }
       answer.remaining.push_back(remaining(i, key));
     }
     return answer;
+  }
+
+  static Uint128 full_debt(const Rule& rule) {
+    std::uint64_t burst = rule.burst == 0 || rule.limit == 0 ? rule.limit : rule.burst;
+    return static_cast<Uint128>(burst) * static_cast<std::uint64_t>(rule.window);
+  }
+  /// A bucket that consumes now is full again when the most that it can owe has drained.
+  void note_life(std::size_t i, const std::string& key) {
+    const Rule& rule = rules_[i];
+    if (!is_bucket(rule.algorithm)) return;
+    Uint128 most = full_debt(rule) * (1 + rule.max_debt);
+    Uint128 life = rule.limit == 0 ? 0 : (most + rule.limit - 1) / rule.limit;
+    Nanos& full_at = standing_[i][key].full_at;
+    full_at = std::max(full_at, now_ + static_cast<Nanos>(std::min<Uint128>(life, 800 * kDay)));
+  }
+  /// By the rule in force or, if there is none, by the numbers that the bucket was last used by.
+  void settle_in_bucket(std::size_t i, const std::string& key, std::uint64_t units) {
+    bool in_force = std::find(order_.begin(), order_.end(), i) != order_.end();
+    Rule last = rules_[i];
+    if (!in_force) {
+      settle_bucket(i);
+      rules_[i] = used_by_[i][key];
+    }
+    note_life(i, key);
+    logs_[i][key].push_back({now_, units});
+    if (in_force) {
+      used_by_[i][key] = rules_[i];
+    } else {
+      settle_bucket(i);
+      rules_[i] = last;
+    }
+  }
+  /// What it consumed so far becomes a debt as of then.
+  void settle_bucket(std::size_t i) {
+    const Rule& rule = rules_[i];
+    for (auto& [key, log] : logs_[i]) {
+      if (log.empty()) continue;
+      Standing& standing = standing_[i][key];
+      Consumption last = log.back();
+      log.pop_back();
+      Uint128 cap = full_debt(rule) * (1 + rule.max_debt);
+      Uint128 before = true_debt(log, last.at, rule.limit, rule.window, cap, opening_[i][key]);
+      // What comes last is not cut: other numbers may leave room for it.
+      standing.debt =
+          before + static_cast<Uint128>(last.units) * static_cast<std::uint64_t>(rule.window);
+      standing.at = last.at;
+      opening_[i][key] = standing;
+      log.clear();
+    }
   }
 
   std::int64_t number(std::size_t i, const std::string& key, Nanos at) const {
@@ -229,9 +326,9 @@ class PlainLimiter {
     std::vector<Consumption> log = with_held(i, key);
     if (rule.algorithm == Algorithm::token_bucket || rule.algorithm == Algorithm::leaky_bucket) {
       scale = static_cast<std::uint64_t>(rule.window);
-      std::uint64_t burst = rule.burst == 0 || rule.limit == 0 ? rule.limit : rule.burst;
-      Uint128 full = static_cast<Uint128>(burst) * static_cast<std::uint64_t>(rule.window);
-      Uint128 debt = true_debt(log, now_, rule.limit, rule.window, full * (1 + rule.max_debt));
+      Uint128 full = full_debt(rule);
+      Uint128 debt = true_debt(log, now_, rule.limit, rule.window, full * (1 + rule.max_debt),
+                               opening_[i][key]);
       return left(full, debt);
     }
     if (rule.algorithm == Algorithm::sliding_log || rule.calendar) {
@@ -274,6 +371,10 @@ class PlainLimiter {
   std::vector<Rule> rules_;
   std::vector<std::map<std::string, Nanos>> phases_;
   std::vector<std::map<std::string, std::vector<Consumption>>> logs_;
+  std::vector<std::map<std::string, Standing>> standing_;           // of buckets
+  std::map<std::size_t, std::map<std::string, Standing>> opening_;  // at the last change of numbers
+  std::map<std::size_t, std::map<std::string, Rule>> used_by_;      // of buckets
+  std::vector<std::size_t> order_;                                  // the rules in force
   std::map<int, Holding> holdings_;
   Uint128 consumed_ = 0;
   Nanos now_;

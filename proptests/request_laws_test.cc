@@ -310,7 +310,7 @@ LAW(42,
   for (std::uint32_t i = 0; i < rules.size(); ++i) {
     for (std::string_view key : kKeys) {
       phases[i][std::string(key)] =
-          window_shape(limiter.rules().rules()[i], limiter.series_of(i, Ask(key).request)).phase;
+          window_shape(limiter.rules()->rules()[i], limiter.series_of(i, Ask(key).request)).phase;
     }
   }
   limiter.check(Ask("other", 0).request, kStart);

@@ -434,7 +434,7 @@ void Checker::decided(std::uint32_t node, const Request& request, const Decision
   watch_time(node);
   // Without a disk nothing can be kept for the next process.
   if (!processes_[node].failed) memories_[node].time = std::max(memories_[node].time, now);
-  const RuleSet& rules = nodes[node].engine->limiter().rules();
+  std::shared_ptr<const RuleSet> rules = nodes[node].engine->limiter().rules();
   bool all = true;
   for (const RuleStatus& status : decision.statuses) {
     all &= status.shadow || status.allowed;
@@ -443,7 +443,7 @@ void Checker::decided(std::uint32_t node, const Request& request, const Decision
     fail(42, node, "the answer is not that of all enforcing rules together");
   }
   for (const RuleStatus& status : decision.statuses) {
-    const Rule& rule = rules.rules()[status.rule];
+    const Rule& rule = rules->rules()[status.rule];
     std::uint64_t cost = mul_saturated(rule.cost_of(request), request.hits);
     bool consumed = decision.allowed && status.allowed && !status.degraded && cost > 0;
     if (status.degraded) continue;
