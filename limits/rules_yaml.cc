@@ -16,6 +16,7 @@
 #include <sstream>
 #include <utility>
 
+#include <weir/limits/keyed_hash.h>
 #include <weir/limits/rule_origin.h>
 
 namespace weir {
@@ -910,8 +911,12 @@ LoadedRules load_rules(const std::string& path) {
   } else {
     error = errno;
   }
-  if (error == 0) return parse_rules(text, path);
   LoadedRules out;
+  if (error == 0) {
+    out = parse_rules(text, path);
+    out.version = fmt::format("{:016x}", internal::KeyedHash(HashKey{})(text)[0]);
+    return out;
+  }
   out.errors.push_back({path, 0, 0, "", fmt::format("a readable file: {}", std::strerror(error))});
   return out;
 }

@@ -12,6 +12,9 @@ namespace weir {
 struct LoadedRules {
   std::shared_ptr<const RuleSet> rules;  ///< null if there were errors
   std::vector<RuleError> errors;  ///< all that were found (the first 1000), in document order
+  /// Of the file's bytes, 16 hexadecimal digits: to tell versions apart, no proof against forgery.
+  /// Empty where none could be read, and from parse_rules.
+  std::string version;
 };
 
 /// Reads rules from YAML (docs/rules.md has every field). The text may hold several documents, each

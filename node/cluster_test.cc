@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <random>
 #include <thread>
 
@@ -150,6 +151,44 @@ struct Sender {
     }
   }
 };
+
+TEST_F(ClusterTest, RulesChangeWhileANodeRuns) {
+  Cluster cluster(options({"eu"}));
+  cluster.start_all();
+  std::filesystem::path file = directory_ / "rules.yaml";
+  rpc::Client client(client_options(cluster.client_address(0)));
+  EXPECT_TRUE(client.check(item("bucket", "k", 10)).allowed);
+  EXPECT_FALSE(client.check(item("bucket", "k", 1)).allowed);
+  auto rules_file = [&] { return nlohmann::json::parse(cluster.status(0)).at("rules_file"); };
+  std::string first = rules_file().at("version");
+  auto wait_for = [&](auto seen) {
+    for (int i = 0; i < 200 && !seen(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    EXPECT_TRUE(seen());
+  };
+  std::string changed = kRules;
+  changed.replace(changed.find("burst: 10"), 9, "burst: 15");
+  std::ofstream(directory_ / "new.yaml") << changed;
+  std::filesystem::rename(directory_ / "new.yaml", file);
+  wait_for([&] { return rules_file().at("version") != first; });
+  EXPECT_TRUE(client.check(item("bucket", "k", 5)).allowed);
+  EXPECT_FALSE(client.check(item("bucket", "k", 1)).allowed);
+  std::string second = rules_file().at("version");
+
+  std::ofstream(file) << "domain: api\nrules:\n  - name: r\n    limit: 1e3\n    window: 1m\n";
+  wait_for([&] { return rules_file().at("refused") == 1; });
+  EXPECT_NE(rules_file().at("last_error").get<std::string>().find("rules.yaml:4:12"),
+            std::string::npos);
+  EXPECT_EQ(rules_file().at("version"), second);
+  EXPECT_FALSE(client.check(item("bucket", "k", 1)).allowed);
+
+  std::ofstream(file) << changed;
+  wait_for([&] { return !rules_file().contains("last_error"); });
+  ::kill(cluster.pid(0), SIGHUP);
+  EXPECT_EQ(rules_file().at("version"), second);
+  EXPECT_EQ(rules_file().at("reloads"), 1);
+}
 
 TEST_F(ClusterTest, EveryAcknowledgedIncrementOutlivesKillNine) {
   constexpr std::uint64_t kWanted = 50'000;

@@ -16,6 +16,7 @@
 #include <weir/node/engine.h>
 #include <weir/node/http_front.h>
 #include <weir/node/metrics.h>
+#include <weir/node/rules_watch.h>
 #include <weir/node/version.h>
 #include <weir/rpc/event_loop.h>
 #include <weir/rpc/peers.h>
@@ -29,6 +30,8 @@ namespace {
 constexpr std::size_t kMaxSummedCells = 100'000;
 /// Time for the last answers to leave before connections close.
 constexpr std::uint64_t kFarewellMs = 50;
+/// Mistakes of a refused file that are logged.
+constexpr std::ptrdiff_t kMaxReasons = 20;
 
 crdt::Incarnation random_incarnation() {
   crdt::Incarnation id;
@@ -93,9 +96,21 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
   bool stopping = false;
   Nanos started_at = wall_clock();
   std::vector<kj::Own<kj::PromiseFulfiller<void>>> held_peers;
+  struct RulesFile {
+    std::string version;
+    Nanos since = 0;
+    std::uint64_t reloads = 0;
+    std::uint64_t refused = 0;
+    std::string last_error;  // of the file as it is, if that was refused
+    Nanos refused_at = 0;
+  };
+  RulesFile rules_file;
+  std::unique_ptr<RulesWatch> watch;
 
-  Impl(NodeConfig given, std::shared_ptr<const RuleSet> set, Log& out)
-      : config(std::move(given)), rules(std::move(set)), log(out) {}
+  Impl(NodeConfig given, LoadedRules loaded, Log& out)
+      : config(std::move(given)), rules(loaded.rules), log(out) {
+    rules_file.version = std::move(loaded.version);
+  }
 
   ~Impl() noexcept override {
     if (pump_soon) loop.forget(*this);
@@ -107,13 +122,19 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
     return static_cast<Nanos>(now.tv_sec) * kSecond + now.tv_nsec + config.clock_offset;
   }
 
-  bool start(std::string& error) {
-    for (const Rule& rule : rules->rules()) {
+  /// What only this node knows to be wrong with rules.
+  bool suits(const RuleSet& set, std::string& error) const {
+    for (const Rule& rule : set.rules()) {
       if (!config.storage && rule.durability == Durability::commit) {
         error = fmt::format("rule \"{}\" wants durability: commit, but storage is none", rule.name);
         return false;
       }
     }
+    return true;
+  }
+
+  bool start(std::string& error) {
+    if (!suits(*rules, error)) return false;
     if (config.storage) {
       storage::LmdbOptions options;
       options.path = config.storage->path;
@@ -229,15 +250,52 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
     uv_timer_start(
         pump_timer->get(), [](uv_timer_t* timer) { static_cast<Impl*>(timer->data)->pump(); },
         interval, interval);
-    for (int number : {SIGTERM, SIGINT}) {
+    watch =
+        std::make_unique<RulesWatch>(loop.uv(), config.rules, RulesWatchOptions{},
+                                     [this](LoadedRules loaded) { take_rules(std::move(loaded)); });
+    rules_file.since = wall_clock();
+    for (int number : {SIGTERM, SIGINT, SIGHUP}) {
       auto handle = std::make_unique<UvHandle<uv_signal_t>>();
       uv_signal_init(loop.uv(), handle->get());
       handle->get()->data = this;
       uv_signal_start(
-          handle->get(), [](uv_signal_t* signal, int) { static_cast<Impl*>(signal->data)->stop(); },
+          handle->get(),
+          [](uv_signal_t* signal, int received) {
+            auto* self = static_cast<Impl*>(signal->data);
+            received == SIGHUP ? self->watch->reread() : self->stop();
+          },
           number);
       signals.push_back(std::move(handle));
     }
+  }
+
+  void take_rules(LoadedRules loaded) {
+    if (stopping) return;
+    std::string error;
+    if (loaded.rules == nullptr) {
+      error = loaded.errors.empty() ? "unknown" : loaded.errors[0].to_string();
+    } else {
+      suits(*loaded.rules, error);
+    }
+    if (!error.empty()) {
+      ++rules_file.refused;
+      rules_file.last_error = error;
+      rules_file.refused_at = wall_clock();
+      for (const RuleError& each : loaded.errors) {
+        log.error("rules_refused", {{"reason", each.to_string()}});
+        if (&each - loaded.errors.data() >= kMaxReasons) break;
+      }
+      if (loaded.errors.empty()) log.error("rules_refused", {{"reason", error}});
+      return;
+    }
+    rules_file.last_error.clear();
+    if (loaded.version == rules_file.version) return;
+    rules = loaded.rules;
+    engine->reload(rules);
+    ++rules_file.reloads;
+    rules_file.version = std::move(loaded.version);
+    rules_file.since = wall_clock();
+    log.info("rules_loaded", {{"version", rules_file.version}, {"rules", rules->rules().size()}});
   }
 
   void pump() {
@@ -264,6 +322,7 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
     if (stopping) return;
     log.info("stopping");
     stopping = true;
+    watch.reset();
     engine->stop(wall_clock());
     farewell = std::make_unique<UvHandle<uv_timer_t>>();
     uv_timer_init(loop.uv(), farewell->get());
@@ -542,6 +601,9 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
     out.series = engine->limiter().series_count();
     out.max_series = config.max_series;
     out.cells = engine->replica().cell_count();
+    out.rules_file = {rules_file.version,
+                      static_cast<double>(rules_file.since) / static_cast<double>(kSecond),
+                      rules_file.reloads, rules_file.refused, rules_file.last_error.empty()};
     RequestIdCounters ids = engine->limiter().request_ids();
     out.request_ids = {ids.held, ids.repeated, ids.evicted};
     TicketCounters tickets = engine->limiter().tickets();
@@ -606,6 +668,17 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
       storage["last_commit_us"] = counters.last_commit_time / kMicrosecond;
     }
     out["storage"] = std::move(storage);
+    Nanos wall = wall_clock();
+    json file{{"file", config.rules},
+              {"version", rules_file.version},
+              {"in_force_s", seconds_since(rules_file.since, wall)},
+              {"reloads", rules_file.reloads},
+              {"refused", rules_file.refused}};
+    if (!rules_file.last_error.empty()) {
+      file["last_error"] = rules_file.last_error;
+      file["last_error_s"] = seconds_since(rules_file.refused_at, wall);
+    }
+    out["rules_file"] = std::move(file);
     out["rules"] = json::array();
     for (std::uint32_t i = 0; i < rules->rules().size(); ++i) {
       const Rule& rule = rules->rules()[i];
@@ -658,7 +731,7 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
   }
 };
 
-Daemon::Daemon(NodeConfig config, std::shared_ptr<const RuleSet> rules, Log& log)
+Daemon::Daemon(NodeConfig config, LoadedRules rules, Log& log)
     : impl_(std::make_unique<Impl>(std::move(config), std::move(rules), log)) {}
 
 Daemon::~Daemon() = default;

@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include <weir/limits/rule.h>
+#include <weir/limits/rules_yaml.h>
 #include <weir/node/config.h>
 #include <weir/node/log.h>
 
@@ -13,8 +13,10 @@ namespace weir::node {
 /// store's writer thread. Everything runs in the thread that calls run().
 class Daemon {
  public:
-  /// `log` outlives the daemon.
-  Daemon(NodeConfig config, std::shared_ptr<const RuleSet> rules, Log& log);
+  /// `rules` are valid, and were read from the file that `config` names; it is read again when it
+  /// changes and on SIGHUP. One that is refused leaves the last good one in force. `log` outlives
+  /// the daemon.
+  Daemon(NodeConfig config, LoadedRules rules, Log& log);
   ~Daemon();
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;

@@ -97,6 +97,11 @@ Settled Engine::settle(Ticket ticket, std::uint64_t actual, Nanos wall) {
   return limiter_->settle(ticket, actual, clock(wall));
 }
 
+void Engine::reload(std::shared_ptr<const RuleSet> rules) {
+  options_.rules = rules;
+  limiter_->reload(std::move(rules));
+}
+
 std::string Engine::ticket_name(Ticket ticket) const {
   return ticket ? boot_ + "-" + std::to_string(ticket.number) : std::string();
 }

@@ -88,6 +88,8 @@ class Engine {
   std::string ticket_name(Ticket ticket) const;
   /// The other way round. No ticket if the name is another boot's, or none.
   Ticket ticket_named(std::string_view name) const;
+  /// Limiter::reload. Driver's thread.
+  void reload(std::shared_ptr<const RuleSet> rules);
   /// Calls back, from a later pump() or committed(), once everything decided before this call is
   /// durable (true) or can no longer become so (false). Driver's thread.
   void when_durable(std::function<void(bool durable)> done);

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <string>
+#include <utility>
 
 #include <weir/limits/rules_yaml.h>
 #include <weir/node/config.h>
@@ -58,7 +59,7 @@ int main(int argc, char** argv) {
   options.level = loaded.config->log_level;
   options.format = loaded.config->log_format;
   weir::node::Log log(options);
-  weir::node::Daemon daemon(*loaded.config, rules.rules, log);
+  weir::node::Daemon daemon(*loaded.config, std::move(rules), log);
   std::string error;
   if (!daemon.start(error)) {
     log.error("start_failed", {{"reason", error}});

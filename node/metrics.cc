@@ -158,6 +158,20 @@ std::string render_metrics(const NodeMetrics& metrics) {
   page.counter("weir_tickets_refused_total", "Reservations for which there was no room.");
   page.add({}, metrics.tickets.refused);
 
+  const RulesMetrics& file = metrics.rules_file;
+  page.gauge("weir_rules_info", "Always 1; the label says which version of the rules is in force.");
+  page.add({{"version", file.version}}, 1.0);
+  page.gauge("weir_rules_loaded_time_seconds", "Unix time since which these rules are in force.");
+  page.add({}, file.loaded_time_seconds);
+  page.gauge("weir_rules_current",
+             "1 if the rules' file was taken when it was read last, 0 if it was refused and older "
+             "rules stay in force.");
+  page.add({}, file.current ? 1.0 : 0.0);
+  page.counter("weir_rules_reloads_total", "Times that the rules were replaced.");
+  page.add({}, file.reloads);
+  page.counter("weir_rules_refused_total", "Times that the rules' file was read and refused.");
+  page.add({}, file.refused);
+
   add_rules(page, metrics.rules);
   add_peers(page, metrics.peers);
   if (metrics.storage) add_storage(page, *metrics.storage);

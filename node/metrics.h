@@ -57,6 +57,15 @@ struct TicketMetrics {
   std::uint64_t refused = 0;    ///< reservations for which there was no room
 };
 
+/// The rules in force, and what became of the file they are read from.
+struct RulesMetrics {
+  std::string version;             ///< LoadedRules::version
+  double loaded_time_seconds = 0;  ///< Unix time since which they are in force
+  std::uint64_t reloads = 0;       ///< since the start
+  std::uint64_t refused = 0;       ///< files that were not taken
+  bool current = true;             ///< the file was taken when it was read last
+};
+
 /// Everything a scrape tells, taken at one moment.
 struct NodeMetrics {
   std::string version;  ///< build info
@@ -69,6 +78,7 @@ struct NodeMetrics {
   std::uint64_t cells = 0;
   RequestIdMetrics request_ids;
   TicketMetrics tickets;
+  RulesMetrics rules_file;
   std::vector<RuleMetrics> rules;
   std::vector<PeerMetrics> peers;
   std::optional<StorageMetrics> storage;  ///< none: in memory only

@@ -94,6 +94,7 @@ NodeMetrics example() {
   metrics.cells = 34;
   metrics.request_ids = {35, 36, 37};
   metrics.tickets = {38, 39, 40};
+  metrics.rules_file = {"0123456789abcdef", 1'767'323'046.5, 41, 42, false};
   metrics.rules = {{"api", "per-key", 100, 7, 2, false}, {"api", "trial", 50, 9, 0, true}};
   metrics.peers = {{"us/us-1", true, 5, 0.25, -0.125, 3}, {"ap/ap-1", false, 0, {}, {}, 0}};
   metrics.storage = StorageMetrics{true, 10, 20, 4096, 1, 0.004};
@@ -115,6 +116,11 @@ TEST(Metrics, RendersEveryFigure) {
       {"weir_tickets", 38},
       {"weir_tickets_timed_out_total", 39},
       {"weir_tickets_refused_total", 40},
+      {"weir_rules_info{version=\"0123456789abcdef\"}", 1},
+      {"weir_rules_loaded_time_seconds", 1'767'323'046.5},
+      {"weir_rules_current", 0},
+      {"weir_rules_reloads_total", 41},
+      {"weir_rules_refused_total", 42},
       {"weir_rule_decisions_total{domain=\"api\",rule=\"per-key\",verdict=\"allowed\"}", 100},
       {"weir_rule_decisions_total{domain=\"api\",rule=\"per-key\",verdict=\"denied\"}", 7},
       {"weir_rule_decisions_total{domain=\"api\",rule=\"per-key\",verdict=\"shadow_denied\"}", 0},
@@ -164,7 +170,7 @@ TEST(Metrics, LeavesOutWhatIsNotThere) {
   metrics.peers.clear();
   for (const auto& [name, value] : scrape(metrics).samples) {
     EXPECT_THAT(name, testing::Not(testing::StartsWith("weir_storage")));
-    EXPECT_THAT(name, testing::Not(testing::StartsWith("weir_rule")));
+    EXPECT_THAT(name, testing::Not(testing::StartsWith("weir_rule_")));
     EXPECT_THAT(name, testing::Not(testing::StartsWith("weir_peer")));
   }
 }

@@ -16,7 +16,7 @@ enum class FaultKind : std::uint8_t {
   crash,  ///< the process dies, un-synced writes are lost or torn; restarts after `length`
   crash_mid_commit,  ///< dies after its next commit reached the disk and before it hears of it
   stop,              ///< a clean stop, and a start after `length`
-  limit_change,      ///< a clean stop, and a start with other numbers in the rules
+  limit_change,      ///< other numbers in the rules, while the node runs
   disk_lost,         ///< crash; the disk comes back empty
   disk_restored,  ///< a copy of the disk is taken; after `length` crash, and the copy is put back
   disk_cloned,    ///< crash; the disk of `other` is put in, both nodes run on

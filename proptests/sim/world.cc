@@ -721,10 +721,9 @@ class World {
         back(length);
         break;
       case FaultKind::limit_change:
-        stop(n);
         node.rules = 1 - node.rules;
         checker_.rates_differ = true;
-        back(length);
+        if (node.up) node.engine->reload(scenario_.rules[node.rules]);
         break;
       case FaultKind::disk_lost:
         crash(n, "power, and the disk is gone");
