@@ -805,7 +805,7 @@ struct Limiter::Impl {
   void prepare(const Request& request, Nanos now, Local& work, Items& items) {
     items.clear();
     const std::vector<Plan>& plans = work.program->plans;
-    if (plans.size() <= kScannedRules) {
+    if (plans.size() <= kScannedRules && request.only.empty()) {
       for (std::uint32_t index = 0; index < plans.size(); ++index) {
         const Plan& plan = plans[index];
         if (!internal::same_text(plan.rule->domain, request.domain)) continue;
@@ -1544,13 +1544,17 @@ void Limiter::settle_all(Nanos now) {
   impl_->settle_all(impl_->clamp(now, local().stripe));
 }
 
+void Limiter::forget_id(std::string_view domain, std::string_view id) {
+  impl_->ids.forget(domain, id);
+}
+
 RequestIdCounters Limiter::request_ids() const {
   return {impl_->ids.size(), impl_->ids.repeated(), impl_->ids.evicted()};
 }
 
 TicketCounters Limiter::tickets() const {
-  return {impl_->tickets.size(), impl_->timed_out.load(std::memory_order_relaxed),
-          impl_->tickets.refused()};
+  return {impl_->tickets.size(), impl_->options.max_tickets,
+          impl_->timed_out.load(std::memory_order_relaxed), impl_->tickets.refused()};
 }
 
 void Limiter::reload(std::shared_ptr<const RuleSet> rules) {

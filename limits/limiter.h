@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include <weir/crdt/cell.h>
@@ -57,6 +58,7 @@ struct RequestIdCounters {
 
 struct TicketCounters {
   std::size_t open = 0;
+  std::size_t most = 0;         ///< open at once, LimiterOptions::max_tickets
   std::uint64_t timed_out = 0;  ///< settled in full, as nobody did in time
   std::uint64_t refused = 0;    ///< reservations for which there was no room
 };
@@ -105,6 +107,10 @@ class Limiter {
   std::size_t settle_due(Nanos now, std::size_t max);
   /// Settles in full all that is open: nobody will come to settle it.
   void settle_all(Nanos now);
+
+  /// Forgets a request id that passed here, of a request that was then denied elsewhere and gave
+  /// back what it held: it may come again.
+  void forget_id(std::string_view domain, std::string_view id);
 
   /// Decisions that begin from now on go by `rules`; one that another thread has begun may still go
   /// by those before. A rule that counts in the same series as before (docs/rules.md) goes on with

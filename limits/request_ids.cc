@@ -45,6 +45,14 @@ const RequestIds::Answer* RequestIds::find(Shard& shard, const crdt::SeriesId& h
   return &found->second->answer;
 }
 
+void RequestIds::forget(std::string_view domain, std::string_view id) {
+  crdt::SeriesId hash = hash_of(domain, id);
+  Shard& shard = shards_[hash.hi & (shards_count_ - 1)];
+  std::lock_guard lock(shard.mutex);
+  auto found = shard.by_hash.find(hash);
+  if (found != shard.by_hash.end()) forget(shard, found->second);
+}
+
 void RequestIds::remember(Shard& shard, const crdt::SeriesId& hash, const Answer& answer,
                           Nanos now) {
   if (room_ == 0) return;

@@ -49,6 +49,8 @@ class RequestIds {
     if (known == nullptr && fresh != nullptr) remember(shard, hash, *fresh, now);
   }
 
+  /// Forgets one, as if it had not passed.
+  void forget(std::string_view domain, std::string_view id);
   /// Forgets all whose time is over.
   void expire(Nanos now);
 

@@ -346,6 +346,16 @@ std::string_view to_string(OnFailure on_failure) {
   return "unknown";
 }
 
+std::string_view to_string(Enforcement enforcement) {
+  switch (enforcement) {
+    case Enforcement::merged:
+      return "merged";
+    case Enforcement::home:
+      return "home";
+  }
+  return "unknown";
+}
+
 std::optional<MatchCidr> parse_cidr(std::string_view text) {
   const std::size_t slash = text.find('/');
   MatchCidr cidr;
@@ -429,6 +439,8 @@ std::shared_ptr<const RuleSet> RuleSet::make(std::vector<Rule> rules, const Rule
     return nullptr;
   }
   for (Rule& rule : rules) {
+    // What a home counted must not be forgotten by a crash: nobody else has decided on it.
+    if (rule.enforcement == Enforcement::home) rule.durability = Durability::commit;
     if (rule.calendar) rule.calendar->table = calendars.of(*rule.calendar).table;
     if (!is_bucket(rule.algorithm)) continue;
     // A limit of 0 denies everything, so it has nothing to burst with.
@@ -439,11 +451,25 @@ std::shared_ptr<const RuleSet> RuleSet::make(std::vector<Rule> rules, const Rule
 
 void RuleSet::match(const Request& request, std::vector<std::uint32_t>& out) const {
   // So few are looked at faster than looked up.
-  if (rules_.size() > kFewRules) return index_->match(request, out);
-  for (std::uint32_t i = 0; i < rules_.size(); ++i) {
-    const Rule& rule = rules_[i];
-    if (internal::same_text(rule.domain, request.domain) && rule.matches(request)) out.push_back(i);
+  const std::size_t before = out.size();
+  if (rules_.size() > kFewRules) {
+    index_->match(request, out);
+  } else {
+    for (std::uint32_t i = 0; i < rules_.size(); ++i) {
+      const Rule& rule = rules_[i];
+      if (internal::same_text(rule.domain, request.domain) && rule.matches(request)) {
+        out.push_back(i);
+      }
+    }
   }
+  if (request.only.empty()) return;
+  const auto first = out.begin() + static_cast<std::ptrdiff_t>(before);
+  out.erase(std::remove_if(first, out.end(),
+                           [&](std::uint32_t i) {
+                             return std::find(request.only.begin(), request.only.end(),
+                                              rules_[i].name) == request.only.end();
+                           }),
+            out.end());
 }
 
 namespace internal {

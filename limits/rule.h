@@ -25,6 +25,9 @@ enum class Algorithm : std::uint8_t {
 };
 enum class Durability : std::uint8_t { async, commit };
 enum class OnFailure : std::uint8_t { open, closed };
+/// Who decides. `merged`: every node, from its own count and what it knows of the others'. `home`:
+/// the node that is the key's home; the others ask it.
+enum class Enforcement : std::uint8_t { merged, home };
 enum class Phase : std::uint8_t { aligned, spread };
 
 /// True for those that count in a bucket's cell; the others count in windows' cells.
@@ -35,6 +38,7 @@ constexpr bool is_bucket(Algorithm algorithm) {
 std::string_view to_string(Algorithm algorithm);
 std::string_view to_string(Durability durability);
 std::string_view to_string(OnFailure on_failure);
+std::string_view to_string(Enforcement enforcement);
 
 /// What one descriptor entry must be for a rule to apply.
 struct MatchExact {
@@ -100,7 +104,8 @@ struct Rule {
   std::uint32_t max_debt = 1;
   /// `spread` shifts each series' window boundaries by its hash.
   Phase phase = Phase::aligned;
-  Durability durability = Durability::async;
+  Enforcement enforcement = Enforcement::merged;
+  Durability durability = Durability::async;  ///< `commit` with enforcement home, always
   OnFailure on_failure = OnFailure::open;
   bool shadow = false;  ///< evaluated, counted and reported, but never denies
 

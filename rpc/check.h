@@ -26,8 +26,10 @@ struct CheckStatus {
 
 /// The answer to one request, as a server gives it and a client gets it.
 struct CheckReply {
-  /// Not empty: no decision was made, and says why ("deadline", "unavailable: …", or what was wrong
-  /// with the request). Whether the request may then pass is the caller's policy.
+  /// Not empty: no decision is known, and says why. "unavailable: …": it was not counted, as it was
+  /// not sent or the node refused it (when it sheds load: "unavailable: shedding: …"). "deadline"
+  /// or "unknown: …": the node may have counted it. Else what was wrong with the request. Whether
+  /// the request may then pass is the caller's policy.
   std::string error;
   bool allowed = false;
   int deciding = -1;  ///< index into statuses; -1: no enforcing rule matched
@@ -55,6 +57,8 @@ struct CheckItem {
   std::vector<std::pair<std::string, std::string>> entries;
   std::uint64_t hits = 1;  ///< 0 peeks
   std::string id = {};     ///< names the request, which then counts once; empty: no name
+  /// Between nodes: the home rules that are to decide, where they arrive. Empty: all, anywhere.
+  std::vector<std::string> only = {};
   friend bool operator==(const CheckItem&, const CheckItem&) = default;
 };
 
@@ -74,11 +78,33 @@ struct SettleReply {
   friend bool operator==(const SettleReply&, const SettleReply&) = default;
 };
 
+/// The answer to a client that wants to decide on its own for a while. limits/lease.h
+struct LeaseReply {
+  CheckReply decision;
+  std::string ticket;      ///< to settle with what was used; empty: there is no lease
+  std::uint64_t hits = 0;  ///< granted, those of the request included
+  Nanos term = 0;          ///< from when the request was sent
+  friend bool operator==(const LeaseReply&, const LeaseReply&) = default;
+};
+
+/// A node's rules. limits/rules_text.h
+struct RulesReply {
+  std::string error;  ///< not empty: there are none, and why
+  std::string yaml;
+  friend bool operator==(const RulesReply&, const RulesReply&) = default;
+};
+
+/// True of an error after which nothing can have been counted: the request may go elsewhere.
+inline bool surely_not_counted(const std::string& error) {
+  return error.compare(0, 12, "unavailable:") == 0;
+}
+
 /// Bounds of the client protocol, kept by clients and enforced by servers.
 inline constexpr std::size_t kMaxRequestsPerCall = 1024;
 inline constexpr std::size_t kMaxEntries = 64;
 inline constexpr std::size_t kMaxText = 4096;  ///< bytes of a domain, a key or a value
 inline constexpr std::size_t kMaxRequestId = 128;
 inline constexpr std::size_t kMaxTicket = 128;
+inline constexpr std::size_t kMaxOnly = 64;  ///< rules that a forwarded request names
 
 }  // namespace weir::rpc

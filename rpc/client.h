@@ -1,9 +1,12 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <future>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,7 +19,7 @@ namespace weir::rpc {
 struct ClientOptions {
   std::string address;  ///< of a node's client port: "127.0.0.1:7401", "[::1]:7401"
   Nanos connect_timeout = kSecond;
-  Nanos deadline = 5 * kMillisecond;      ///< of every check, from the call to its answer
+  Nanos deadline = 5 * kMillisecond;      ///< of every call, from the call to its answer
   Nanos status_deadline = kSecond;        ///< of status()
   Nanos backoff_min = 50 * kMillisecond;  ///< between attempts to connect, with jitter
   Nanos backoff_max = 2 * kSecond;
@@ -30,42 +33,64 @@ struct ClientOptions {
 };
 
 /// Asks a node whether requests may pass. Keeps one connection, which a thread of its own serves
-/// and makes anew when it is lost. Requests of concurrent callers travel together.
+/// and makes anew when it is lost. Requests of concurrent callers travel together. Several nodes,
+/// leases and failure policies: client/client.h.
 ///
-/// Thread-safe. No call throws for what happens on the network: errors are CheckReply::error,
-/// either "deadline" (the node may or may not have counted the request) or "unavailable: …" (it was
-/// not sent, or the node refused it), or what was wrong with the request. A request is sent at most
-/// once: whether to retry is the caller's choice, and without an id (CheckItem) it may count twice.
+/// Thread-safe. No call throws for what happens on the network: errors are in the replies, as
+/// CheckReply::error says. Every call ends within its deadline and counts for the circuit breaker.
+/// A request is sent at most once: whether to retry is the caller's choice, and without an id
+/// (CheckItem) it may count twice.
+///
+/// Callbacks are called once, on the client's thread (or at once on the caller's, if the call fails
+/// there); they must be quick, and neither throw nor call what waits. A call's deadline is
+/// ClientOptions::deadline after it, unless one is given.
 class Client {
  public:
   explicit Client(ClientOptions options);
-  /// What is unanswered fails with "unavailable: client closed". No other call may be running.
+  /// What is unanswered fails: "unavailable: client closed" if it was not sent, else
+  /// "unknown: client closed". No other call may be running.
   ~Client();
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
+
+  using Deadline = std::optional<std::chrono::steady_clock::time_point>;
 
   /// Waits for the answers, at most for the deadline. One reply per item, in order.
   std::vector<CheckReply> check(std::span<const CheckItem> items);
   CheckReply check(const CheckItem& item);
 
-  /// `done` is called once, on the client's thread (or at once on the caller's, if the call fails
-  /// there); it must be quick, and neither throw nor call check().
   using Done = std::function<void(std::vector<CheckReply>)>;
-  void check_async(std::vector<CheckItem> items, Done done);
+  void check_async(std::vector<CheckItem> items, Done done, Deadline deadline = {});
   std::future<std::vector<CheckReply>> check_async(std::vector<CheckItem> items);
 
-  /// Reserves `item.hits` as an estimate; see docs/reserve.md. Waits for the answer, at most for
-  /// the deadline. After an error the node may hold it all the same, for `timeout` (up to a day):
-  /// send it again with the same id to learn the ticket.
+  /// Reserves `item.hits` as an estimate; see docs/reserve.md. After an error that leaves it open
+  /// the node may hold it all the same, for `timeout` (up to a day): send it again with the same id
+  /// to learn the ticket.
   ReserveReply reserve(const CheckItem& item, Nanos timeout);
-  /// Settles a ticket of this node with what was really used. After "deadline" it may be settled.
+  void reserve_async(CheckItem item, Nanos timeout, std::function<void(ReserveReply)> done,
+                     Deadline deadline = {});
+  /// Settles a ticket of this node with what was really used. It settles once: after an error that
+  /// leaves it open it may be sent again.
   SettleReply settle(const std::string& ticket, std::uint64_t hits);
+  void settle_async(std::string ticket, std::uint64_t hits, std::function<void(SettleReply)> done,
+                    Deadline deadline = {});
+  /// Asks for the item and for a block of at most `most` hits with it, for at most `term`. A block
+  /// that is granted after the deadline (by less than half a second) is told to `late`, beside the
+  /// error to `done`: its ticket should go back.
+  void lease_async(CheckItem item, std::uint64_t most, Nanos term,
+                   std::function<void(LeaseReply)> done, Deadline deadline = {},
+                   std::function<void(LeaseReply)> late = {});
+
+  /// The rules that the node goes by.
+  void rules_async(std::function<void(RulesReply)> done, Deadline deadline = {});
 
   /// The node's status as JSON. Empty on failure, with the reason in `error`.
   std::string status(std::string* error = nullptr);
 
   /// A connection is up. For tests and status pages; it may be down a moment later.
   bool connected() const;
+  /// A call would be sent: a connection is up, and the circuit is closed or due for a probe. Cheap.
+  bool usable() const;
 
  private:
   struct Impl;

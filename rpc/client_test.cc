@@ -53,6 +53,14 @@ class Handler : public ServiceHandler {
     if (mute) return kj::NEVER_DONE;
     return kj::READY_NOW;
   }
+  kj::Promise<void> lease(const weir::Request& request, const LeaseTerms& terms,
+                          LeaseReply& reply) override {
+    reply.decision.allowed = true;
+    reply.ticket = "lease";
+    reply.hits = request.hits == 99 ? terms.most + 1 : terms.most;
+    reply.term = terms.term;
+    return kj::READY_NOW;
+  }
   std::string status_json() override { return R"({"ok":true})"; }
 
   std::atomic<int> calls{0};
@@ -173,10 +181,13 @@ TEST(Client, ReservesAndSettles) {
   options.deadline = 20 * kMillisecond;
   server.handler().mute = true;
   Client client(options);
-  for (int i = 0; i < 2; ++i) {
-    EXPECT_EQ(client.reserve(item(5), 77).decision.error, "deadline");
-    EXPECT_EQ(client.settle("good", 3).error, "deadline");
-  }
+  ASSERT_TRUE(wait_for([&] { return client.connected(); }));
+  EXPECT_EQ(client.reserve(item(5), 77).decision.error, "deadline");
+  EXPECT_EQ(client.settle("good", 3).error, "deadline");
+  EXPECT_EQ(client.check(item(5)).error, "deadline");
+  // All three missed, so nothing more is sent for a while.
+  EXPECT_TRUE(surely_not_counted(client.reserve(item(5), 77).decision.error));
+  EXPECT_EQ(client.settle("good", 3).error.find("unavailable: circuit open"), 0u);
   Client nobody(patient("127.0.0.1:1"));
   EXPECT_EQ(nobody.reserve(item(5), 77).decision.error.find("unavailable: "), 0u);
   EXPECT_EQ(nobody.settle("good", 3).error.find("unavailable: "), 0u);
@@ -342,7 +353,9 @@ TEST(Client, NeverSendsARequestTwice) {
   auto answer = client.check_async({item(1)});
   ASSERT_TRUE(wait_for([&] { return server->handler().seen == 2; }));
   server.reset();
-  EXPECT_EQ(answer.get()[0].error.find("unavailable: "), 0u);
+  // It was sent: the server may have counted it.
+  EXPECT_EQ(answer.get()[0].error, "unknown: connection lost");
+  ASSERT_TRUE(wait_for([&] { return !client.connected(); }));
   ServerThread next(port);
   ASSERT_TRUE(wait_for([&] { return client.connected(); }));
   EXPECT_EQ(client.check(item(5)).error, "");
@@ -376,7 +389,7 @@ TEST(Client, AShedCallIsUnavailable) {
   ServerThread server(0, limits);
   Client client(patient(server.address()));
   std::string error = client.check(item(1)).error;
-  EXPECT_EQ(error, "unavailable: too many calls in flight on this connection");
+  EXPECT_EQ(error, "unavailable: shedding: too many calls in flight on this connection");
 }
 
 TEST(Client, WhatWaitsIsBounded) {
@@ -401,7 +414,49 @@ TEST(Client, DestructionAnswersWhatWaits) {
     server.handler().mute = true;
     answer = client.check_async({item(1)});
   }
-  EXPECT_EQ(answer.get()[0].error, "unavailable: client closed");
+  EXPECT_EQ(answer.get()[0].error, "unknown: client closed");
+}
+
+TEST(Client, LeasesAreBoundedByWhatWasAskedFor) {
+  ServerThread server;
+  Client client(patient(server.address()));
+  auto lease = [&](std::uint64_t hits, std::uint64_t most) {
+    std::promise<LeaseReply> told;
+    client.lease_async(item(hits), most, kSecond, [&](LeaseReply r) { told.set_value(r); });
+    return told.get_future().get();
+  };
+  LeaseReply reply = lease(1, 50);
+  EXPECT_EQ(reply.decision.error, "");
+  EXPECT_EQ(reply.ticket, "lease");
+  EXPECT_EQ(reply.hits, 50u);
+  EXPECT_EQ(reply.term, kSecond);
+  EXPECT_EQ(lease(10, 3).ticket, "") << "less than the request itself";
+  EXPECT_EQ(lease(99, 1000).ticket, "") << "more than was asked for";
+}
+
+TEST(Client, ACallMayHaveADeadlineOfItsOwn) {
+  ServerThread server;
+  auto options = patient(server.address());
+  options.breaker_misses = 0;
+  Client client(options);
+  ASSERT_EQ(client.check(item(1)).error, "");
+  server.handler().mute = true;
+  std::promise<std::string> late;
+  std::promise<std::string> soon;
+  auto start = Clock::now();
+  auto tell = [](std::promise<std::string>& told) {
+    return [&told](std::vector<CheckReply> replies) { told.set_value(replies[0].error); };
+  };
+  client.check_async({item(1)}, tell(late), start + std::chrono::milliseconds(300));
+  client.check_async({item(1)}, tell(soon), start + std::chrono::milliseconds(20));
+  EXPECT_EQ(soon.get_future().get(), "deadline");
+  auto first = Clock::now() - start;
+  EXPECT_EQ(late.get_future().get(), "deadline");
+  EXPECT_GE(Clock::now() - start, std::chrono::milliseconds(300));
+  EXPECT_GE(first, std::chrono::milliseconds(20));
+  std::promise<std::string> past;
+  client.check_async({item(1)}, tell(past), start);
+  EXPECT_EQ(past.get_future().get(), "unavailable: no time is left");
 }
 
 TEST(Client, CallbacksMayThrowOrAskForTrouble) {

@@ -27,6 +27,7 @@ constexpr auto kSweepInterval = 500 * kj::MILLISECONDS;
 struct Call {
   std::vector<char> text;
   std::vector<weir::Entry> entries;
+  std::vector<std::string_view> only;
   std::vector<weir::Request> requests;
   std::vector<std::size_t> position;  // of each request in the call; malformed ones are left out
   std::vector<CheckReply> replies;    // of `requests`
@@ -47,6 +48,12 @@ std::string problem(schema::CheckRequest::Reader request) {
   if (request.getId().size() > kMaxRequestId) {
     return "id is longer than " + std::to_string(kMaxRequestId) + " bytes";
   }
+  if (request.getOnly().size() > kMaxOnly) {
+    return "only more than " + std::to_string(kMaxOnly) + " rules";
+  }
+  for (auto rule : request.getOnly()) {
+    if (rule.size() > kMaxText) return "a rule's name is longer than " + std::to_string(kMaxText);
+  }
   auto entries = request.getEntries();
   if (entries.size() > kMaxEntries) {
     return "more than " + std::to_string(kMaxEntries) + " descriptor entries";
@@ -64,6 +71,7 @@ template <typename Requests>
 void load(Requests in, Call& call) {
   std::size_t text = 0;
   std::size_t entries = 0;
+  std::size_t only = 0;
   call.answers.resize(in.size());
   for (capnp::uint i = 0; i < in.size(); ++i) {
     auto request = in[i];
@@ -75,9 +83,14 @@ void load(Requests in, Call& call) {
       text += entry.getKey().size() + entry.getValue().size();
       ++entries;
     }
+    for (auto rule : request.getOnly()) {
+      text += rule.size();
+      ++only;
+    }
   }
   call.text.reserve(text);
   call.entries.reserve(entries);
+  call.only.reserve(only);
   auto keep = [&](capnp::Text::Reader s) {
     std::size_t begin = call.text.size();
     call.text.insert(call.text.end(), s.begin(), s.begin() + s.size());
@@ -92,9 +105,12 @@ void load(Requests in, Call& call) {
       auto key = keep(entry.getKey());
       call.entries.push_back({key, keep(entry.getValue())});
     }
-    call.requests.push_back({domain,
-                             std::span(call.entries.data() + first, call.entries.size() - first),
-                             request.getHits(), id});
+    std::size_t first_only = call.only.size();
+    for (auto rule : request.getOnly()) call.only.push_back(keep(rule));
+    call.requests.push_back(
+        {domain, std::span(call.entries.data() + first, call.entries.size() - first),
+         request.getHits(), id,
+         std::span(call.only.data() + first_only, call.only.size() - first_only)});
   }
   call.replies.resize(call.requests.size());
 }
@@ -151,6 +167,18 @@ struct ServiceServer::Impl final : kj::TaskSet::ErrorHandler {
     kj::Promise<void> check(CheckContext context) override;
     kj::Promise<void> reserve(ReserveContext context) override;
     kj::Promise<void> settle(SettleContext context) override;
+    kj::Promise<void> lease(LeaseContext context) override;
+    kj::Promise<void> rules(RulesContext context) override {
+      Impl& server = expect_room();
+      return server.checking.wrap(server.handler.rules_yaml())
+          .then([context](std::string&& yaml) mutable {
+            if (yaml.size() > kMaxAnswerBytes) {
+              kj::throwFatalException(
+                  KJ_EXCEPTION(UNIMPLEMENTED, "the rules are too large to be sent"));
+            }
+            context.getResults().setYaml(kj::StringPtr(yaml.c_str(), yaml.size()));
+          });
+    }
     kj::Promise<void> status(StatusContext context) override {
       if (client_->server == nullptr) return KJ_EXCEPTION(DISCONNECTED, "the server is closing");
       context.getResults().setJson(client_->server->handler.status_json().c_str());
@@ -292,6 +320,34 @@ kj::Promise<void> ServiceServer::Impl::ServiceImpl::settle(SettleContext context
       .attach(kj::mv(place), kj::mv(reply), kj::mv(call));
 }
 
+kj::Promise<void> ServiceServer::Impl::ServiceImpl::lease(LeaseContext context) {
+  Impl& server = expect_room();
+  LeaseTerms terms;
+  terms.most = context.getParams().getMost();
+  terms.term = context.getParams().getTermNs();
+  auto call = kj::heap<Call>();
+  load(Single{context.getParams().getRequest()}, *call);
+  context.releaseParams();
+  auto place = take_place(*call);
+  auto reply = kj::heap<LeaseReply>();
+  if (call->requests.empty()) reply->decision = std::move(call->answers[0]);
+  Call& c = *call;
+  LeaseReply& r = *reply;
+  auto leased =
+      server.checking.wrap(c.requests.empty() ? kj::Promise<void>(kj::READY_NOW) : kj::evalNow([&] {
+        return server.handler.lease(c.requests[0], terms, r);
+      }));
+  return leased
+      .then([&r, context]() mutable {
+        auto results = context.getResults();
+        encode(r.decision, results.initResult());
+        results.setTicket(kj::StringPtr(r.ticket.c_str(), r.ticket.size()));
+        results.setHits(r.hits);
+        results.setTermNs(r.term);
+      })
+      .attach(kj::mv(place), kj::mv(reply), kj::mv(call));
+}
+
 ServiceServer::Impl& ServiceServer::Impl::ServiceImpl::expect_room() {
   Impl* server = client_->server;
   if (server == nullptr) {
@@ -300,11 +356,12 @@ ServiceServer::Impl& ServiceServer::Impl::ServiceImpl::expect_room() {
   if (client_->in_flight >= server->limits.calls_per_connection) {
     ++server->counters.shed;
     kj::throwFatalException(
-        KJ_EXCEPTION(OVERLOADED, "too many calls in flight on this connection"));
+        KJ_EXCEPTION(OVERLOADED, "shedding: too many calls in flight on this connection"));
   }
   if (server->in_flight->calls >= server->limits.calls) {
     ++server->counters.shed;
-    kj::throwFatalException(KJ_EXCEPTION(OVERLOADED, "too many calls in flight on this server"));
+    kj::throwFatalException(
+        KJ_EXCEPTION(OVERLOADED, "shedding: too many calls in flight on this server"));
   }
   return *server;
 }
@@ -313,10 +370,11 @@ kj::Own<ServiceServer::Impl::Place> ServiceServer::Impl::ServiceImpl::take_place
   Impl& server = *client_->server;
   // The copy counts like the message did.
   std::size_t bytes = call.text.capacity() + call.entries.capacity() * sizeof(weir::Entry) +
+                      call.only.capacity() * sizeof(std::string_view) +
                       call.answers.size() * kBytesPerRequest;
   if (!server.budget->take(bytes)) {
     ++server.counters.shed;
-    kj::throwFatalException(KJ_EXCEPTION(OVERLOADED, "too much is being served at once"));
+    kj::throwFatalException(KJ_EXCEPTION(OVERLOADED, "shedding: too much is being served at once"));
   }
   ++server.counters.calls;
   server.counters.requests += call.answers.size();
@@ -374,6 +432,14 @@ kj::Promise<void> ServiceServer::Impl::sweep() {
 
 kj::Promise<void> ServiceHandler::reserve(const weir::Request&, Nanos, ReserveReply&) {
   return KJ_EXCEPTION(UNIMPLEMENTED, "reservations are not served here");
+}
+
+kj::Promise<std::string> ServiceHandler::rules_yaml() {
+  return KJ_EXCEPTION(UNIMPLEMENTED, "rules are not told here");
+}
+
+kj::Promise<void> ServiceHandler::lease(const weir::Request&, const LeaseTerms&, LeaseReply&) {
+  return KJ_EXCEPTION(UNIMPLEMENTED, "leases are not granted here");
 }
 
 kj::Promise<void> ServiceHandler::settle(std::string_view, std::uint64_t, SettleReply&) {

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include <weir/crdt/time.h>
+#include <weir/limits/lease.h>
 #include <weir/limits/request.h>
 #include <weir/rpc/check.h>
 #include <weir/rpc/event_loop.h>
@@ -26,10 +27,15 @@ class ServiceHandler {
   virtual kj::Promise<void> check(std::span<const weir::Request> requests,
                                   std::span<CheckReply> replies) = 0;
   virtual std::string status_json() = 0;
+  /// The rules in force, as YAML (rules_text).
+  virtual kj::Promise<std::string> rules_yaml();
   /// Fill `reply`, which, like all text, stays valid as above. As they are here they refuse.
   virtual kj::Promise<void> reserve(const weir::Request& request, Nanos timeout,
                                     ReserveReply& reply);
   virtual kj::Promise<void> settle(std::string_view ticket, std::uint64_t hits, SettleReply& reply);
+  /// Only `most` and `term` of the terms are the client's.
+  virtual kj::Promise<void> lease(const weir::Request& request, const LeaseTerms& terms,
+                                  LeaseReply& reply);
 };
 
 struct ServiceLimits {

@@ -145,6 +145,13 @@ interface Service {
   reserve @2 (request :CheckRequest, timeoutNs :Int64) -> (result :CheckResult, ticket :Text);
   # `hits` of the request is the estimate. `ticket` is empty if nothing is held.
   settle @3 (ticket :Text, hits :UInt64) -> (result :SettleResult);
+  lease @4 (request :CheckRequest, most :UInt64, termNs :Int64)
+      -> (result :CheckResult, ticket :Text, hits :UInt64, termNs :Int64);
+  # Decides the request and, if it can, holds up to `most` hits in all, which the client may spend on
+  # its own within termNs from when it sent this. `ticket` is settled with what was used; it is empty
+  # if there is no lease.
+  rules @5 () -> (yaml :Text);
+  # The rules in force (docs/rules.md): what a client's failure policy goes by.
 }
 
 struct CheckRequest {
@@ -152,6 +159,7 @@ struct CheckRequest {
   entries @1 :List(Entry);
   hits @2 :UInt64 = 1;   # 0 peeks
   id @3 :Text;           # not empty: names the request, which then counts once
+  only @4 :List(Text);   # from another node, not empty: these home rules alone, and no further
 }
 
 struct Entry {
