@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 
@@ -18,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include <weir/client/client.h>
 #include <weir/limits/rules_yaml.h>
 #include <weir/node/replay.h>
 #include <weir/node/replay_report.h>
@@ -226,15 +228,7 @@ void add_validate(CLI::App& app, int& result) {
   });
 }
 
-// weir check
-
-struct CheckArguments {
-  std::string address = "127.0.0.1:7401";
-  std::string timeout = "2s";
-  std::vector<std::string> entries;
-  rpc::CheckItem item;
-  bool json = false;
-};
+// weir check, reserve and settle
 
 rpc::ClientOptions client_options(const std::string& address, Nanos timeout) {
   rpc::ClientOptions out;
@@ -245,13 +239,116 @@ rpc::ClientOptions client_options(const std::string& address, Nanos timeout) {
   return out;
 }
 
-nlohmann::ordered_json wait_json(Nanos wait) {
+/// What all commands that ask nodes take.
+struct NodeArguments {
+  std::vector<std::string> nodes = {"127.0.0.1:7401"};
+  std::string timeout = "2s";
+  std::string rules;
+  bool json = false;
+
+  std::string names() const { return fmt::format("{}", fmt::join(nodes, ",")); }
+  /// False after an error was printed.
+  bool options(ClientOptions& out) const {
+    out.nodes = nodes;
+    out.rules_interval = 0;
+    out.deadline = duration_of(timeout);
+    out.connection.connect_timeout = out.deadline;
+    if (rules.empty()) return true;
+    out.rules = rules_from(rules);
+    return out.rules != nullptr;
+  }
+};
+
+struct RequestArguments : NodeArguments {
+  std::vector<std::string> entries;
+  CheckItem item;
+
+  /// False after an error was printed.
+  bool read_entries() {
+    for (const std::string& entry : entries) {
+      const std::size_t equals = entry.find('=');
+      if (equals == std::string::npos || equals == 0) {
+        fail(fmt::format("expected key=value, got \"{}\"", entry));
+        return false;
+      }
+      item.entries.emplace_back(entry.substr(0, equals), entry.substr(equals + 1));
+    }
+    return true;
+  }
+};
+
+struct CheckArguments : RequestArguments {
+  std::uint64_t count = 1;
+  bool lease = false;
+};
+
+struct ReserveArguments : RequestArguments {
+  std::string hold = "1m";
+};
+
+struct SettleArguments : NodeArguments {
+  std::string ticket;
+  std::uint64_t hits = 0;
+};
+
+void add_node_options(CLI::App& command, NodeArguments& arguments) {
+  command
+      .add_option(
+          "--nodes,--address", arguments.nodes,
+          "Client ports of a region's nodes: each key has its node, and others if that is down")
+      ->type_name("IP:PORT")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->capture_default_str();
+  command.add_option("--timeout", arguments.timeout, "Longest wait for the answer")
+      ->check(duration_option())
+      ->capture_default_str();
+  command.add_flag("--json", arguments.json, "Print JSON");
+}
+
+void add_request_options(CLI::App& command, RequestArguments& arguments) {
+  command.add_option("ENTRY", arguments.entries, "The descriptor's entries")
+      ->type_name("KEY=VALUE");
+  command.add_option("--domain", arguments.item.domain, "Domain of the rules")
+      ->required()
+      ->type_name("NAME");
+  command
+      .add_option("--id", arguments.item.id,
+                  "Names the request: sent again with the same id it is not counted again")
+      ->type_name("ID");
+  command
+      .add_option("--rules", arguments.rules,
+                  "Rules whose on_failure decides if no node answers in time")
+      ->type_name("FILE");
+  add_node_options(command, arguments);
+}
+
+using Json = nlohmann::ordered_json;
+
+std::string dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
+}
+
+Json wait_json(Nanos wait) {
   if (wait == kNever) return nullptr;
   return static_cast<double>(wait) / static_cast<double>(kSecond);
 }
 
-std::string check_json(const rpc::CheckReply& reply) {
-  using Json = nlohmann::ordered_json;
+const char* source_name(Source source) {
+  switch (source) {
+    case Source::node:
+      return "node";
+    case Source::lease:
+      return "lease";
+    case Source::remembered:
+      return "remembered";
+    case Source::fallback:
+      return "fallback";
+  }
+  return "unknown";
+}
+
+Json check_json(const Reply& reply) {
   Json rules = Json::array();
   for (const rpc::CheckStatus& status : reply.statuses) {
     rules.push_back({{"rule", status.rule},
@@ -265,15 +362,19 @@ std::string check_json(const rpc::CheckReply& reply) {
                      {"degraded", status.degraded}});
   }
   const rpc::CheckStatus* decider = reply.decider();
-  const Json out{{"allowed", reply.allowed},
-                 {"repeated", reply.repeated},
-                 {"delay_s", wait_json(reply.delay())},
-                 {"decided_by", decider == nullptr ? Json() : Json(decider->rule)},
-                 {"rules", std::move(rules)}};
-  return out.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
+  Json out{{"allowed", reply.allowed},
+           {"repeated", reply.repeated},
+           {"delay_s", wait_json(reply.delay())},
+           {"decided_by", decider == nullptr ? Json() : Json(decider->rule)},
+           {"source", source_name(reply.source)},
+           {"degraded", reply.degraded},
+           {"rules", std::move(rules)}};
+  if (!reply.reason.empty()) out["reason"] = reply.reason;
+  if (!reply.cause.empty()) out["cause"] = reply.cause;
+  return out;
 }
 
-std::string check_text(const rpc::CheckReply& reply) {
+std::string check_text(const Reply& reply) {
   std::string out = reply.allowed ? "allowed" : "denied";
   if (reply.repeated) out += " before";
   if (const rpc::CheckStatus* decider = reply.decider()) {
@@ -285,10 +386,13 @@ std::string check_text(const rpc::CheckReply& reply) {
     } else if (reply.delay() > 0) {
       out += ", forward after " + short_duration(reply.delay());
     }
+  } else if (!reply.reason.empty()) {
+    out += ": " + reply.reason;
   } else {
     out += ": no enforced rule matches";
   }
   out += '\n';
+  if (!reply.cause.empty()) out += "degraded: " + printable(reply.cause) + '\n';
   if (reply.statuses.empty()) return out;
   using Align = Table::Align;
   Table table({Align::left, Align::left, Align::right, Align::right, Align::right, Align::right});
@@ -304,18 +408,43 @@ std::string check_text(const rpc::CheckReply& reply) {
   return out + table.text();
 }
 
-int run_check(CheckArguments& arguments) {
-  for (const std::string& entry : arguments.entries) {
-    const std::size_t equals = entry.find('=');
-    if (equals == std::string::npos || equals == 0) {
-      return fail(fmt::format("expected key=value, got \"{}\"", entry));
+/// The same request several times, one after the other.
+int run_many(const CheckArguments& arguments, Client& client) {
+  std::uint64_t allowed = 0;
+  for (std::uint64_t i = 0; i < arguments.count; ++i) {
+    const Reply reply = client.check(arguments.item);
+    if (!reply.error.empty()) {
+      return fail(fmt::format("{}: {} (request {})", arguments.names(), reply.error, i + 1));
     }
-    arguments.item.entries.emplace_back(entry.substr(0, equals), entry.substr(equals + 1));
+    allowed += reply.allowed;
   }
-  rpc::Client client(client_options(arguments.address, duration_of(arguments.timeout)));
-  const rpc::CheckReply reply = client.check(arguments.item);
-  if (!reply.error.empty()) return fail(fmt::format("{}: {}", arguments.address, reply.error));
-  print(arguments.json ? check_json(reply) : check_text(reply));
+  const ClientCounters counters = client.counters();
+  if (arguments.json) {
+    print(dump({{"requests", arguments.count},
+                {"allowed", allowed},
+                {"denied", arguments.count - allowed},
+                {"calls", counters.calls},
+                {"by_lease", counters.by_lease},
+                {"degraded", counters.degraded}}));
+  } else {
+    print(fmt::format(
+        "{} of {} allowed, with {} calls to nodes{}\n", with_commas(allowed),
+        with_commas(arguments.count), with_commas(counters.calls),
+        counters.degraded > 0 ? fmt::format("; {} degraded", with_commas(counters.degraded)) : ""));
+  }
+  return allowed == arguments.count ? kOk : kDenied;
+}
+
+int run_check(CheckArguments& arguments) {
+  if (!arguments.read_entries()) return kError;
+  ClientOptions options;
+  if (!arguments.options(options)) return kError;
+  options.leases.enabled = arguments.lease;
+  Client client(std::move(options));
+  if (arguments.count > 1) return run_many(arguments, client);
+  const Reply reply = client.check(arguments.item);
+  if (!reply.error.empty()) return fail(fmt::format("{}: {}", arguments.names(), reply.error));
+  print(arguments.json ? dump(check_json(reply)) : check_text(reply));
   return reply.allowed ? kOk : kDenied;
 }
 
@@ -323,28 +452,97 @@ void add_check(CLI::App& app, int& result) {
   auto arguments = std::make_shared<CheckArguments>();
   CLI::App* command =
       app.add_subcommand("check", "Ask a node whether a request may pass, and count it");
-  command->add_option("ENTRY", arguments->entries, "The descriptor's entries")
-      ->type_name("KEY=VALUE");
-  command->add_option("--address", arguments->address, "The node's client port")
-      ->type_name("IP:PORT")
-      ->capture_default_str();
-  command->add_option("--domain", arguments->item.domain, "Domain of the rules")
-      ->required()
-      ->type_name("NAME");
+  add_request_options(*command, *arguments);
   command->add_option("--hits", arguments->item.hits, "Units to ask for; 0 asks without counting")
       ->capture_default_str();
-  command
-      ->add_option("--id", arguments->item.id,
-                   "Names the request: sent again with the same id it is not counted again")
-      ->type_name("ID");
-  command->add_option("--timeout", arguments->timeout, "Longest wait for the answer")
-      ->check(duration_option())
+  command->add_option("--count", arguments->count, "Ask so many times, one after the other")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1'000'000'000}))
       ->capture_default_str();
-  command->add_flag("--json", arguments->json, "Print JSON");
+  command->add_flag("--lease", arguments->lease,
+                    "With --count: take leases, so that most requests need no call");
   command->footer(
       "Exits with 0 if allowed, 1 if denied, 2 on an error.\n"
-      "Example:\n  weir check --domain api api_key=k7 method=GET path=/v1/items");
+      "Example:\n  weir check --domain api api_key=k7 method=GET path=/v1/items\n"
+      "  weir check --nodes 10.0.0.1:7401,10.0.0.2:7401 --lease --count 10000 --domain api "
+      "api_key=k7");
   command->callback([arguments, &result] { result = run_check(*arguments); });
+}
+
+int run_reserve(ReserveArguments& arguments) {
+  if (!arguments.read_entries()) return kError;
+  ClientOptions options;
+  if (!arguments.options(options)) return kError;
+  Client client(std::move(options));
+  const Reservation held = client.reserve(arguments.item, duration_of(arguments.hold));
+  const Reply& reply = held.decision;
+  if (!reply.error.empty()) return fail(fmt::format("{}: {}", arguments.names(), reply.error));
+  if (arguments.json) {
+    Json out = check_json(reply);
+    out["ticket"] = held.ticket.empty() ? Json() : Json(held.ticket);
+    print(dump(out));
+  } else {
+    print(check_text(reply));
+    if (reply.allowed) {
+      print(held.ticket.empty() ? "nothing is held\n" : "ticket " + printable(held.ticket) + "\n");
+    }
+  }
+  return reply.allowed ? kOk : kDenied;
+}
+
+void add_reserve(CLI::App& app, int& result) {
+  auto arguments = std::make_shared<ReserveArguments>();
+  CLI::App* command =
+      app.add_subcommand("reserve", "Hold an estimate, to be settled with what was really used");
+  add_request_options(*command, *arguments);
+  command->add_option("--hits", arguments->item.hits, "Units to hold")->required();
+  command->add_option("--for", arguments->hold, "Settled in full after this time")
+      ->check(duration_option())
+      ->capture_default_str();
+  command->footer(
+      "Exits with 0 if allowed, 1 if denied, 2 on an error.\n"
+      "Example:\n  weir reserve --domain llm --hits 500 user=u1");
+  command->callback([arguments, &result] { result = run_reserve(*arguments); });
+}
+
+int run_settle(SettleArguments& arguments) {
+  const std::size_t at = arguments.ticket.rfind('@');
+  if (at == std::string::npos) {
+    if (arguments.nodes.size() != 1) return fail("expected one node, or a ticket that names it");
+    arguments.ticket += "@" + arguments.nodes[0];
+  } else {
+    arguments.nodes = {arguments.ticket.substr(at + 1)};
+  }
+  ClientOptions options;
+  if (!arguments.options(options)) return kError;
+  Client client(std::move(options));
+  const rpc::SettleReply reply = client.settle(arguments.ticket, arguments.hits);
+  if (!reply.error.empty()) return fail(fmt::format("{}: {}", arguments.names(), reply.error));
+  if (arguments.json) {
+    print(dump({{"settled", reply.settled},
+                {"reserved", reply.reserved},
+                {"lapsed", reply.lapsed},
+                {"degraded", reply.degraded}}));
+  } else if (!reply.settled) {
+    print("not open: settled before, timed out, or of another boot of the node\n");
+  } else {
+    print(fmt::format("settled: {} of {} held{}{}\n", with_commas(arguments.hits),
+                      with_commas(reply.reserved),
+                      reply.lapsed ? "; some window was over, where nothing was counted" : "",
+                      reply.degraded ? "; not durable, as storage has failed" : ""));
+  }
+  return reply.settled ? kOk : kDenied;
+}
+
+void add_settle(CLI::App& app, int& result) {
+  auto arguments = std::make_shared<SettleArguments>();
+  CLI::App* command = app.add_subcommand("settle", "Settle a reservation with what was used");
+  command->add_option("TICKET", arguments->ticket, "As \"weir reserve\" printed it")->required();
+  command->add_option("--hits", arguments->hits, "Units used; 0 gives all back")->required();
+  add_node_options(*command, *arguments);
+  command->footer(
+      "Exits with 0 if it is settled, 1 if there is no such ticket, 2 on an error.\n"
+      "Example:\n  weir settle --hits 321 03cb6fcdd4c4077819dffcf7c4f17e83-1@127.0.0.1:7401");
+  command->callback([arguments, &result] { result = run_settle(*arguments); });
 }
 
 // weir status
@@ -440,6 +638,8 @@ int run(int argc, char** argv) {
   int result = kOk;
   add_replay(app, result);
   add_check(app, result);
+  add_reserve(app, result);
+  add_settle(app, result);
   add_status(app, result);
   add_validate(app, result);
   try {

@@ -14,6 +14,7 @@
 #include <fstream>
 #include <future>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -84,7 +85,8 @@ class Cli : public testing::Test {
 };
 
 TEST_F(Cli, HelpHasAnExampleForEveryCommand) {
-  for (const std::string command : {"", "replay", "check", "status", "validate"}) {
+  for (const std::string command :
+       {"", "replay", "check", "reserve", "settle", "status", "validate"}) {
     const Result result = weir(command + " --help");
     EXPECT_EQ(result.exit, 0) << command;
     EXPECT_THAT(result.out, HasSubstr("Example:\n  weir " + command));
@@ -97,8 +99,9 @@ TEST_F(Cli, WrongUsageIsExitTwo) {
        {"", "nonsense", "replay", "check", "replay --rules x --regions 0 y",
         "replay --rules x --regions 65 y", "replay --rules x --spread city y",
         "replay --rules x --sync-interval 250 y", "status --interval 0s",
-        "check --domain api --hits -1 a=b", "check --domain api novalue",
-        "check --domain api =v"}) {
+        "check --domain api --hits -1 a=b", "check --domain api novalue", "check --domain api =v",
+        "reserve --domain api a=b", "reserve --domain api --hits 1 novalue", "settle",
+        "settle ticket", "check --domain api --count 0 a=b"}) {
     const Result result = weir(arguments);
     EXPECT_EQ(result.exit, 2) << arguments << "\n" << result.out;
     EXPECT_FALSE(result.out.empty()) << arguments;
@@ -197,12 +200,37 @@ class Handler : public rpc::ServiceHandler {
       if (request.domain == "leaky") status.delay = 250 * kMillisecond;
       reply.statuses.push_back(status);
       reply.deciding = 0;
+      reply.repeated = !request.id.empty() && !ids_.insert(std::string(request.id)).second;
     }
     return kj::READY_NOW;
+  }
+  kj::Promise<void> reserve(const Request& request, Nanos timeout,
+                            rpc::ReserveReply& reply) override {
+    auto checked = check(std::span(&request, 1), std::span(&reply.decision, 1));
+    if (reply.decision.allowed && request.hits > 0) reply.ticket = fmt::format("t{}", timeout);
+    return checked;
+  }
+  kj::Promise<void> settle(std::string_view ticket, std::uint64_t hits,
+                           rpc::SettleReply& reply) override {
+    reply.settled = ticket == "t60000000000";
+    reply.reserved = 5;
+    reply.lapsed = hits == 0;
+    return kj::READY_NOW;
+  }
+  kj::Promise<void> lease(const Request& request, const LeaseTerms& terms,
+                          rpc::LeaseReply& reply) override {
+    auto checked = check(std::span(&request, 1), std::span(&reply.decision, 1));
+    reply.ticket = "lease";
+    reply.hits = terms.most;
+    reply.term = terms.term;
+    return checked;
   }
   std::string status_json() override {
     return R"({"region":"eu","node":"eu-1","rules":[{"domain":"api","name":"per-key","allowed":7}]})";
   }
+
+ private:
+  std::set<std::string> ids_;
 };
 
 // A node's client port, on a thread of its own.
@@ -285,6 +313,96 @@ TEST_F(Cli, CheckOfADeadNodeIsExitTwo) {
       weir("check --domain api key=k --timeout 300ms --address " + dead_address());
   EXPECT_EQ(result.exit, 2);
   EXPECT_THAT(result.out, HasSubstr("weir: 127.0.0.1:"));
+}
+
+TEST_F(Cli, CheckWithAnIdIsToldTheSameAgain) {
+  Server server;
+  const std::string check = "check --domain api --id one key=k --address " + server.address();
+  const Result first = weir(check + kPatient);
+  EXPECT_THAT(first.out, HasSubstr("allowed by rule-of-k\n"));
+  const Result again = weir(check + kPatient);
+  EXPECT_EQ(again.exit, 0);
+  EXPECT_THAT(again.out, HasSubstr("allowed before by rule-of-k\n"));
+  EXPECT_EQ(nlohmann::json::parse(weir(check + " --json" + kPatient).out)["repeated"], true);
+}
+
+TEST_F(Cli, CheckGoesToAnotherNodeIfOneIsDown) {
+  Server server;
+  const std::string nodes = dead_address() + "," + dead_address() + "," + server.address();
+  for (int k = 0; k < 4; ++k) {
+    const Result result =
+        weir(fmt::format("check --domain api --nodes {} key={}{}", nodes, k, kPatient));
+    EXPECT_EQ(result.exit, 0) << result.out;
+    EXPECT_THAT(result.out, HasSubstr(fmt::format("allowed by rule-of-{}\n", k)));
+  }
+}
+
+TEST_F(Cli, CheckManyTimesWithLeases) {
+  Server server;
+  const std::string check =
+      "check --domain api key=k --count 500 --json --address " + server.address() + kPatient;
+  const auto plain = nlohmann::json::parse(weir(check).out);
+  EXPECT_EQ(plain["allowed"], 500);
+  EXPECT_EQ(plain["calls"], 500);
+  const Result leased = weir(check + " --lease");
+  EXPECT_EQ(leased.exit, 0);
+  const auto json = nlohmann::json::parse(leased.out);
+  EXPECT_EQ(json["allowed"], 500);
+  EXPECT_LT(json["calls"].get<int>(), 50);
+  EXPECT_GT(json["by_lease"].get<int>(), 450);
+  const Result denied =
+      weir("check --domain api key=k --hits 6 --count 3 --address " + server.address() + kPatient);
+  EXPECT_EQ(denied.exit, 1);
+  EXPECT_THAT(denied.out, HasSubstr("0 of 3 allowed, with 3 calls to nodes\n"));
+}
+
+TEST_F(Cli, RulesDecideWhenNoNodeAnswers) {
+  const std::string check = "check --domain site ip=1 --timeout 2s --rules " + good_rules() +
+                            " --nodes " + dead_address();
+  const Result open = weir(check);
+  EXPECT_EQ(open.exit, 0);
+  EXPECT_THAT(open.out, AllOf(HasSubstr("allowed by per-ip\n"), HasSubstr("\ndegraded: ")));
+  const auto json = nlohmann::json::parse(weir(check + " --json").out);
+  EXPECT_EQ(json["degraded"], true);
+  EXPECT_EQ(json["source"], "fallback");
+  const std::string closed = file("closed.yaml",
+                                  "domain: site\nrules:\n  - { name: per-ip, key: ip, limit: 1, "
+                                  "window: 1m, on_failure: closed }\n");
+  const Result denied = weir("check --domain site ip=1 --timeout 2s --rules " + closed +
+                             " --nodes " + dead_address());
+  EXPECT_EQ(denied.exit, 1);
+  EXPECT_THAT(denied.out, HasSubstr("denied: limiter_unavailable\ndegraded: unavailable: "));
+}
+
+TEST_F(Cli, ReserveAndSettle) {
+  Server server;
+  const std::string at = " --address " + server.address() + kPatient;
+  const Result held = weir("reserve --domain api key=k --hits 5" + at);
+  EXPECT_EQ(held.exit, 0);
+  const std::string ticket = "t60000000000@" + server.address();
+  EXPECT_THAT(held.out, AllOf(HasSubstr("allowed by rule-of-k\n"),
+                              testing::EndsWith("ticket " + ticket + "\n")));
+  const Result json = weir("reserve --json --for 10s --domain api key=k --hits 5" + at);
+  EXPECT_EQ(nlohmann::json::parse(json.out)["ticket"], "t10000000000@" + server.address());
+  const Result denied = weir("reserve --domain api key=k --hits 6" + at);
+  EXPECT_EQ(denied.exit, 1);
+  EXPECT_THAT(denied.out, HasSubstr("denied by rule-of-k, retry after 1.5s\n"));
+  EXPECT_THAT(weir("reserve --domain api key=k --hits 0" + at).out, HasSubstr("nothing is held\n"));
+
+  const Result settled = weir("settle " + ticket + " --hits 3" + kPatient);
+  EXPECT_EQ(settled.exit, 0);
+  EXPECT_EQ(settled.out, "settled: 3 of 5 held\n");
+  // A ticket as HTTP gives it does not name its node.
+  EXPECT_EQ(weir("settle t60000000000 --hits 3" + at).out, settled.out);
+  EXPECT_THAT(weir("settle " + ticket + " --hits 0" + kPatient).out,
+              HasSubstr("some window was over"));
+  const Result unknown = weir("settle other --json --hits 3" + at);
+  EXPECT_EQ(unknown.exit, 1);
+  EXPECT_EQ(nlohmann::json::parse(unknown.out)["settled"], false);
+  EXPECT_EQ(weir("settle other --hits 3" + at).exit, 1);
+  const Result dead = weir("settle t1@" + dead_address() + " --hits 3 --timeout 1s");
+  EXPECT_EQ(dead.exit, 2);
+  EXPECT_EQ(weir("settle other --hits 3 --nodes 127.0.0.1:1,127.0.0.1:2").exit, 2);
 }
 
 TEST_F(Cli, StatusOfOneAndOfSeveralNodes) {
