@@ -42,6 +42,7 @@ rules:
   - { name: e, limit: 10, window: 1m, algorithm: sliding_window, slots: 6, strict: true }
   - { name: f, limit: 10, window: 1m, algorithm: sliding_log, cost: 3 }
   - { name: g, limit: 10, window: { calendar: month, time_zone: Europe/Berlin } }
+  - { name: h, limit: 10, window: 1d, enforcement: home, on_failure: closed }
 ---
 domain: "other: domain"
 rules:

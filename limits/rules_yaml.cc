@@ -623,7 +623,7 @@ class Reader final : public RuleOrigin {
     read("cost", [&](Index i, Path p) { return read_cost(i, p, rule); });
     read("max_debt", [&](Index i, Path p) { return read_number(i, p, rule.max_debt); });
     read("phase", [&](Index i, Path p) { return read_phase(i, p, rule.phase); });
-    read("enforcement", [&](Index i, Path p) { return read_enforcement(i, p); });
+    read("enforcement", [&](Index i, Path p) { return read_enforcement(i, p, rule.enforcement); });
     read("durability", [&](Index i, Path p) { return read_durability(i, p, rule.durability); });
     read("on_failure", [&](Index i, Path p) { return read_on_failure(i, p, rule.on_failure); });
     read("shadow", [&](Index i, Path p) { return read_bool(i, p, rule.shadow); });
@@ -650,12 +650,11 @@ class Reader final : public RuleOrigin {
     return read_choice(index, path, kChoices, out);
   }
 
-  bool read_enforcement(std::uint32_t index, const std::string& path) {
-    static constexpr std::array<std::pair<std::string_view, bool>, 1> kChoices = {
-        {{"merged", true}}};
-    static constexpr std::array<std::string_view, 2> kLater = {"escrow", "home"};
-    bool merged = false;
-    return read_choice(index, path, kChoices, merged, kLater);
+  bool read_enforcement(std::uint32_t index, const std::string& path, Enforcement& out) {
+    static constexpr std::array<std::pair<std::string_view, Enforcement>, 2> kChoices = {
+        {{"merged", Enforcement::merged}, {"home", Enforcement::home}}};
+    static constexpr std::array<std::string_view, 1> kLater = {"escrow"};
+    return read_choice(index, path, kChoices, out, kLater);
   }
 
   bool read_durability(std::uint32_t index, const std::string& path, Durability& out) {

@@ -64,6 +64,12 @@ TEST(RulesYaml, Defaults) {
   EXPECT_EQ(rule_with({}), expected);
 }
 
+TEST(RulesYaml, AHomeRuleIsAlwaysDurable) {
+  const Rule rule = rule_with({"enforcement: home", "durability: async"});
+  EXPECT_EQ(rule.enforcement, Enforcement::home);
+  EXPECT_EQ(rule.durability, Durability::commit);
+}
+
 TEST(RulesYaml, EveryField) {
   const Rule rule =
       rule_with({"match:", "  path: { prefix: /v1/ }", "  plan: free", "  ip: { cidr: 10.0.0.0/8 }",
@@ -221,11 +227,9 @@ TEST(RulesYaml, WordsOutsideTheListAreRefusedWithTheList) {
   EXPECT_THAT(errors_with({"algorithm: leaky-bucket"}),
               ElementsAre(EndsWith("did you mean \"leaky_bucket\"?")));
   EXPECT_THAT(errors_with({"algorithm: [token_bucket]"}), ElementsAre(EndsWith("got a list")));
-  for (const char* word : {"escrow", "home"}) {
-    EXPECT_THAT(errors_with({std::string("enforcement: ") + word}),
-                ElementsAre("r.yaml:6:18: rules[0].enforcement: expected merged; \"" +
-                            std::string(word) + "\" is not supported"));
-  }
+  EXPECT_THAT(errors_with({"enforcement: escrow"}),
+              ElementsAre("r.yaml:6:18: rules[0].enforcement: expected merged or home; \"escrow\" "
+                          "is not supported"));
   EXPECT_THAT(errors_with({"durability: reserve"}),
               ElementsAre("r.yaml:6:17: rules[0].durability: expected async or commit; "
                           "\"reserve\" is not supported"));

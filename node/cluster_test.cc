@@ -44,6 +44,24 @@ rules:
     window: 1h
     algorithm: token_bucket
     burst: 10
+  - name: home
+    match: {mode: home}
+    key: [key]
+    limit: 100
+    window: 365d
+    enforcement: home
+    on_failure: closed
+  - name: beside
+    match: {mode: home}
+    key: [key]
+    limit: 1000000
+    window: 365d
+  - name: home-open
+    match: {mode: home-open}
+    key: [key]
+    limit: 50
+    window: 365d
+    enforcement: home
 )";
 
 class ClusterTest : public ::testing::Test {
@@ -98,7 +116,7 @@ class ClusterTest : public ::testing::Test {
   std::filesystem::path directory_;
 };
 
-std::string http_get(const std::string& address, const std::string& path) {
+std::string http(const std::string& address, const std::string& request) {
   auto colon = address.find(':');
   int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in to{};
@@ -107,7 +125,6 @@ std::string http_get(const std::string& address, const std::string& path) {
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   std::string answer;
   if (::connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) == 0) {
-    std::string request = "GET " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
     if (::send(fd, request.data(), request.size(), MSG_NOSIGNAL) > 0) {
       char buffer[4096];
       for (ssize_t got; (got = ::recv(fd, buffer, sizeof buffer, 0)) > 0;) {
@@ -117,6 +134,16 @@ std::string http_get(const std::string& address, const std::string& path) {
   }
   ::close(fd);
   return answer;
+}
+
+std::string http_get(const std::string& address, const std::string& path) {
+  return http(address, "GET " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+}
+
+std::string http_check(const std::string& address, const std::string& body) {
+  return http(address, fmt::format("POST /v1/check HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                                   "Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{}",
+                                   body.size(), body));
 }
 
 /// Sends increments to one node until told to stop, and keeps books.
@@ -292,6 +319,141 @@ TEST_F(ClusterTest, ARegionThatWasCutOffCatchesUp) {
   cluster.heal(2);
   ASSERT_TRUE(converges(cluster));
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(used(cluster, i, "quick", "k7"), 3u);
+}
+
+TEST_F(ClusterTest, AHomeDecidesForAllRegions) {
+  Cluster cluster(options({"eu", "us", "ap"}));
+  cluster.start_all();
+  std::vector<std::unique_ptr<rpc::Client>> clients;
+  for (std::size_t i = 0; i < 3; ++i) {
+    clients.push_back(std::make_unique<rpc::Client>(client_options(cluster.client_address(i))));
+  }
+  // Nodes that started first have yet to find the others.
+  auto connected = [&] {
+    std::vector<rpc::CheckItem> peeks;
+    for (int k = 0; k < 50; ++k) peeks.push_back(item("home", "peek" + std::to_string(k), 0));
+    for (auto& client : clients) {
+      for (const rpc::CheckReply& reply : client->check(peeks)) {
+        if (!reply.error.empty()) return false;
+      }
+    }
+    return true;
+  };
+  for (int i = 0; i < 200 && !connected(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  // All regions at once: exactly the limit passes, of whichever key.
+  constexpr int kKeys = 4;
+  std::atomic<int> allowed[kKeys] = {};
+  std::atomic<int> errors{0};
+  std::vector<std::thread> threads;
+  for (auto& client : clients) {
+    threads.emplace_back([&, &from = *client] {
+      for (int i = 0; i < 60; ++i) {
+        std::vector<rpc::CheckItem> items;
+        for (int k = 0; k < kKeys; ++k) items.push_back(item("home", "h" + std::to_string(k), 1));
+        std::vector<rpc::CheckReply> replies = from.check(items);
+        for (int k = 0; k < kKeys; ++k) {
+          errors += !replies[static_cast<std::size_t>(k)].error.empty();
+          allowed[k] += replies[static_cast<std::size_t>(k)].allowed;
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(errors, 0);
+  for (const auto& count : allowed) EXPECT_EQ(count, 100);
+  // What is counted beside it is what passed, in all regions together.
+  ASSERT_TRUE(converges(cluster));
+  rpc::CheckReply peek = clients[0]->check(item("home", "h0", 0));
+  ASSERT_EQ(peek.statuses.size(), 2u) << peek.error;
+  EXPECT_EQ(peek.statuses[0].remaining, 0u);
+  EXPECT_EQ(peek.statuses[1].limit - peek.statuses[1].remaining, 100u);
+  auto status = nlohmann::json::parse(cluster.status(0), nullptr, false);
+  ASSERT_TRUE(status.is_object());
+  EXPECT_GT(status["home"]["forwarded"].get<int>() + status["home"]["served"].get<int>(), 100);
+
+  // One region goes: its keys are denied where a rule fails closed, the others go on.
+  cluster.kill(2, SIGKILL);
+  int unavailable = 0;
+  int counted = 0;
+  int open = 0;
+  for (int k = 0; k < 30; ++k) {
+    rpc::CheckReply reply = clients[0]->check(item("home", "new" + std::to_string(k), 1));
+    unavailable += reply.error.find("limiter_unavailable: rule \"home\"") == 0;
+    counted += reply.allowed;
+    reply = clients[0]->check(item("home-open", "new" + std::to_string(k), 1));
+    EXPECT_TRUE(reply.allowed) << reply.error;
+    ASSERT_EQ(reply.statuses.size(), 1u);
+    open += reply.statuses[0].degraded;
+  }
+  EXPECT_EQ(unavailable + counted, 30);
+  EXPECT_GT(unavailable, 0);
+  EXPECT_GT(counted, 0);
+  EXPECT_GT(open, 0);
+  // The same over HTTP.
+  int refused = 0;
+  int passed = 0;
+  for (int k = 0; k < 30; ++k) {
+    std::string answer = http_check(
+        cluster.http_address(0),
+        fmt::format(R"({{"domain":"api","descriptor":{{"mode":"home","key":"http{}"}}}})", k));
+    refused += answer.find("503") != std::string::npos &&
+               answer.find("limiter_unavailable: rule ") != std::string::npos;
+    passed += answer.find("\"limit\":100,\"remaining\":99") != std::string::npos;
+  }
+  EXPECT_GT(refused, 0);
+  EXPECT_EQ(refused + passed, 30);
+  // It comes back and has forgotten nothing.
+  cluster.start(2);
+  ASSERT_TRUE(converges(cluster));
+  for (int k = 0; k < kKeys; ++k) {
+    rpc::CheckItem one = item("home", "h" + std::to_string(k), 1);
+    rpc::CheckReply reply;
+    for (int i = 0; i < 100; ++i) {
+      reply = clients[0]->check(one);
+      if (reply.error.empty()) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    EXPECT_EQ(reply.error, "");
+    EXPECT_FALSE(reply.allowed) << k;
+  }
+}
+
+TEST_F(ClusterTest, ARuleGetsAHomeWhileNodesRun) {
+  ClusterOptions merged = options({"eu", "us"});
+  const std::string at = "    enforcement: home\n    on_failure: closed\n";
+  const std::size_t place = merged.rules.find(at);
+  merged.rules.erase(place, at.size());
+  merged.rules.erase(merged.rules.find("    enforcement: home\n"), 22);
+  Cluster cluster(merged);
+  cluster.start_all();
+  auto loaded = [&](std::size_t node) {
+    auto status = nlohmann::json::parse(cluster.status(node), nullptr, false);
+    return status.is_object() && status["rules_file"].value("reloads", 0) == 1;
+  };
+  EXPECT_FALSE(nlohmann::json::parse(cluster.status(0)).contains("home"));
+  std::ofstream(directory_ / "rules.yaml") << kRules;
+  for (std::size_t node = 0; node < 2; ++node) {
+    for (int i = 0; i < 200 && !loaded(node); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    ASSERT_TRUE(loaded(node));
+  }
+  rpc::Client eu(client_options(cluster.client_address(0)));
+  rpc::Client us(client_options(cluster.client_address(1)));
+  int allowed = 0;
+  for (int i = 0; i < 200; ++i) {
+    rpc::CheckReply reply;
+    for (int tries = 0; tries < 100; ++tries) {
+      reply = (i % 2 == 0 ? eu : us).check(item("home", "k", 1));
+      if (reply.error.empty()) break;  // nodes have yet to find each other's client ports
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    ASSERT_EQ(reply.error, "");
+    allowed += reply.allowed;
+  }
+  EXPECT_EQ(allowed, 100);
 }
 
 TEST_F(ClusterTest, OperatorsSeeANode) {

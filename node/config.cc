@@ -258,6 +258,10 @@ class Parser {
           [&](const Node& n, Path p) {
             read_.duration(n, p, kMillisecond, kSecond, config_.commit_interval);
           }},
+         {"max_commit_wait",
+          [&](const Node& n, Path p) {
+            read_.duration(n, p, 10 * kMillisecond, kMinute, config_.max_commit_wait);
+          }},
          {"max_skew",
           [&](const Node& n, Path p) {
             read_.duration(n, p, kMillisecond, kMinute, config_.max_skew);
@@ -275,7 +279,8 @@ class Parser {
          {"max_tickets",
           [&](const Node& n, Path p) { read_.integer(n, p, 0, 100'000'000, config_.max_tickets); }},
          {"log", [&](const Node& n, Path p) { log(n, p); }},
-         {"http", [&](const Node& n, Path p) { http(n, p); }}});
+         {"http", [&](const Node& n, Path p) { http(n, p); }},
+         {"home", [&](const Node& n, Path p) { home(n, p); }}});
     check_members(root);
     return std::move(config_);
   }
@@ -409,7 +414,12 @@ class Parser {
             [&](const YAML::Node& n, const std::string& p) {
               read_.address(n, p, false, peer.address);
             },
-            true}});
+            true},
+           {"client", [&](const YAML::Node& n, const std::string& p) {
+              read_.address(n, p, false, peer.client);
+            }}});
+      peer.line = node[i].Mark().line + 1;
+      peer.column = node[i].Mark().column + 1;
       config_.peers.push_back(std::move(peer));
       peer_marks_.push_back({node[i], path});
     }
@@ -467,7 +477,58 @@ class Parser {
                     }}});
   }
 
+  void home(const YAML::Node& node, const std::string& at) {
+    read_.mapping(node, at,
+                  {{"deadline",
+                    [&](const YAML::Node& n, const std::string& p) {
+                      read_.duration(n, p, kMillisecond, 10 * kSecond, config_.home.deadline);
+                    }},
+                   {"weights", [&](const YAML::Node& n, const std::string& p) { weights(n, p); }}});
+  }
+
+  void weights(const YAML::Node& node, const std::string& at) {
+    if (!node.IsMap()) {
+      read_.error(node, at, "a mapping from regions to weights from 0 to 100");
+      return;
+    }
+    for (const auto& entry : node) {
+      std::string region;
+      read_.name(entry.first, at, region);
+      const std::string path = at + "." + region;
+      if (!region.empty() && config_.home.weights.contains(region)) {
+        read_.error(entry.first.Mark(), path, "repeated region; expected it once");
+      }
+      weight_marks_.emplace_back(region, entry.first);
+      read_.integer(entry.second, path, 0, 100, config_.home.weights[region]);
+    }
+  }
+
+  /// A region that is nobody's is a mistake: its share would go to no one without a word.
+  void check_weights() {
+    bool any = config_.home.weights.empty();
+    const auto weight_of = [&](const std::string& region) {
+      const auto at = config_.home.weights.find(region);
+      return at == config_.home.weights.end() ? 1u : at->second;
+    };
+    any |= weight_of(config_.self.region) > 0;
+    for (const PeerConfig& peer : config_.peers) any |= weight_of(peer.member.region) > 0;
+    for (const auto& [region, node] : weight_marks_) {
+      const bool known =
+          region == config_.self.region || std::any_of(config_.peers.begin(), config_.peers.end(),
+                                                       [&name = region](const PeerConfig& peer) {
+                                                         return peer.member.region == name;
+                                                       });
+      if (region.empty() || known) continue;
+      read_.error(node, "home.weights." + region, "a region of this node or of a peer");
+    }
+    if (!any) {
+      read_.error(weight_marks_.front().second.Mark(), "home.weights",
+                  "expected a region with a weight above 0");
+    }
+  }
+
   void check_members(const YAML::Node& root) {
+    check_weights();
     if (peer_marks_.empty()) return;
     if (!secret_named_) {
       read_.error(root.Mark(), "cluster.secret",
@@ -493,6 +554,14 @@ class Parser {
         }
       }
       for (std::size_t j = 0; j < i; ++j) {
+        if (!peer.client.empty() && peer.client == config_.peers[j].client) {
+          read_.error(mark.node.Mark(), mark.path + ".client",
+                      fmt::format("expected an address of its own, but {} has {} as well",
+                                  peer_marks_[j].path, peer.client));
+          break;
+        }
+      }
+      for (std::size_t j = 0; j < i; ++j) {
         if (!peer.address.empty() && peer.address == config_.peers[j].address) {
           read_.error(mark.node.Mark(), mark.path + ".address",
                       fmt::format("expected an address of its own, but {} has {} as well",
@@ -508,6 +577,7 @@ class Parser {
   NodeConfig config_;
   bool secret_named_ = false;
   std::vector<PeerMarks> peer_marks_;
+  std::vector<std::pair<std::string, YAML::Node>> weight_marks_;  // by region
 };
 
 }  // namespace
@@ -572,6 +642,7 @@ LoadedConfig parse_config(std::string_view yaml, const std::string& file) {
           {file, mark.line + 1, mark.column + 1, "", "expected one document, got several"});
     } else {
       NodeConfig config = Parser(file, out.errors).parse(documents[0]);
+      config.file = file;
       if (out.errors.empty()) out.config = std::move(config);
     }
   } catch (const YAML::Exception& e) {
@@ -583,6 +654,23 @@ LoadedConfig parse_config(std::string_view yaml, const std::string& file) {
                      return std::pair(a.line, a.column) < std::pair(b.line, b.column);
                    });
   return out;
+}
+
+std::vector<ConfigError> missing_for(const RuleSet& rules, const NodeConfig& config) {
+  std::vector<ConfigError> errors;
+  const auto home = std::find_if(rules.rules().begin(), rules.rules().end(), [](const Rule& rule) {
+    return rule.enforcement == Enforcement::home;
+  });
+  if (home == rules.rules().end()) return errors;
+  for (std::size_t i = 0; i < config.peers.size(); ++i) {
+    const PeerConfig& peer = config.peers[i];
+    if (!peer.client.empty()) continue;
+    errors.push_back({config.file, peer.line, peer.column, fmt::format("peers[{}].client", i),
+                      fmt::format("expected the address of its client port, such as "
+                                  "10.2.0.1:7401, since rule \"{}\" has enforcement: home",
+                                  home->name)});
+  }
+  return errors;
 }
 
 LoadedConfig load_config(const std::string& path) {

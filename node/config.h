@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -9,6 +10,7 @@
 
 #include <weir/crdt/ids.h>
 #include <weir/crdt/time.h>
+#include <weir/limits/rule.h>
 #include <weir/node/http_headers.h>
 #include <weir/node/log.h>
 
@@ -17,6 +19,16 @@ namespace weir::node {
 struct PeerConfig {
   crdt::Member member;
   std::string address;  ///< literal, "10.0.0.2:7400"
+  /// Of its client port, where requests of home rules are forwarded to; empty: not told.
+  std::string client = {};
+  int line = 0;  ///< where the file names it
+  int column = 0;
+};
+
+/// Rules with enforcement: home. docs/home.md
+struct HomeConfig {
+  Nanos deadline = 500 * kMillisecond;           ///< of a forwarded request
+  std::map<std::string, unsigned> weights = {};  ///< by region, 0 to 100; 1 if not named
 };
 
 struct StorageConfig {
@@ -45,6 +57,7 @@ struct NodeConfig {
   Nanos sync_interval = 250 * kMillisecond;
   Nanos anti_entropy_interval = 5 * kSecond;
   Nanos commit_interval = 5 * kMillisecond;
+  Nanos max_commit_wait = kSecond;
   Nanos max_skew = kSecond;
   std::uint64_t max_series = 1'000'000;
   std::uint64_t max_request_ids = 65'536;
@@ -53,6 +66,8 @@ struct NodeConfig {
   LogLevel log_level = LogLevel::info;
   LogFormat log_format = LogFormat::json;
   HttpConfig http;
+  HomeConfig home;
+  std::string file;  ///< where it was read from, for messages
   /// Added to what the wall clock says. For tests: `weir-node --clock-offset` sets it, no file
   /// does.
   Nanos clock_offset = 0;
@@ -83,6 +98,10 @@ LoadedConfig parse_config(std::string_view yaml, const std::string& file);
 
 /// The same from a file; one that cannot be read, or is larger than 1 MiB, is an error.
 LoadedConfig load_config(const std::string& path);
+
+/// What these rules need of a configuration and it does not have: each home rule may be decided by
+/// any peer, whose client address must then be known.
+std::vector<ConfigError> missing_for(const RuleSet& rules, const NodeConfig& config);
 
 /// "64GiB", "512MiB", "64KiB", "4096". False if `text` is anything else, or above 2^63.
 bool parse_size(std::string_view text, std::uint64_t& out);

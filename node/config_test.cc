@@ -188,8 +188,9 @@ http: {reset: minutes, max_connections: 0, max_body: 64KB}
           "node.yaml:3:7: node: expected a name of 1 to 64 letters, digits, '-', '_' or '.', got a "
           "list",
           "node.yaml:4:1: nodes: unknown field; expected one of cluster, region, node, listen, "
-          "peers, rules, storage, sync_interval, anti_entropy_interval, commit_interval, max_skew, "
-          "max_series, max_request_ids, request_id_ttl, max_tickets, log, http",
+          "peers, rules, storage, sync_interval, anti_entropy_interval, commit_interval, "
+          "max_commit_wait, max_skew, max_series, max_request_ids, request_id_ttl, max_tickets, "
+          "log, http, home",
           "node.yaml:5:16: listen.http: expected a literal address and a port, such as "
           "127.0.0.1:7400 or [::1]:7400, got 'localhost:7402'",
           "node.yaml:5:32: listen.admin: unknown field; expected one of peers, clients, http",
@@ -259,11 +260,11 @@ TEST(Config, PeersAreComplete) {
                                 "  - {region: us, node: us-3, address: 10.0.0.3:0, weight: 3}\n")),
               ElementsAre("node.yaml:7:5: peers[0].address: required field is missing",
                           "node.yaml:8:5: peers[1]: expected a mapping with the fields region, "
-                          "node, address, got 'us-2'",
+                          "node, address, client, got 'us-2'",
                           "node.yaml:9:39: peers[2].address: expected a literal address and a "
                           "port, such as 127.0.0.1:7400 or [::1]:7400, got '10.0.0.3:0'",
                           "node.yaml:9:51: peers[2].weight: unknown field; expected one of region, "
-                          "node, address"));
+                          "node, address, client"));
   EXPECT_THAT(errors(with_peers("  region: us\n")),
               ElementsAre("node.yaml:7:3: peers: expected a list of peers, got a mapping"));
 }
@@ -279,6 +280,54 @@ TEST(Config, PeersAreTheOthersAndUnique) {
                           "us/us-1 as well",
                           "node.yaml:10:5: peers[3].address: expected an address of its own, but "
                           "peers[1] has [::1]:5 as well"));
+}
+
+const std::string kWithPeers = R"(cluster: {name: demo, secret: sixteen bytes it is}
+region: eu
+node: eu-1
+rules: rules.yaml
+storage: none
+peers:
+  - {region: us, node: us-1, address: 10.0.0.1:1, client: 10.0.0.1:2}
+  - {region: ap, node: ap-1, address: 10.0.0.2:1}
+)";
+
+TEST(Config, HomesNeedTheClientAddressOfEveryPeer) {
+  std::vector<RuleError> none;
+  Rule rule;
+  rule.domain = "api";
+  rule.name = "r";
+  rule.limit = 1;
+  auto merged = RuleSet::make({rule}, none);
+  rule.enforcement = Enforcement::home;
+  auto home = RuleSet::make({rule}, none);
+  NodeConfig config = good(kWithPeers);
+  EXPECT_EQ(config.peers[0].client, "10.0.0.1:2");
+  EXPECT_TRUE(missing_for(*merged, config).empty());
+  std::vector<ConfigError> missing = missing_for(*home, config);
+  ASSERT_EQ(missing.size(), 1u);
+  EXPECT_EQ(missing[0].to_string(),
+            "node.yaml:8:5: peers[1].client: expected the address of its client port, such as "
+            "10.2.0.1:7401, since rule \"r\" has enforcement: home");
+  config.peers[1].client = "10.0.0.2:2";
+  EXPECT_TRUE(missing_for(*home, config).empty());
+}
+
+TEST(Config, Homes) {
+  NodeConfig config = good(kWithPeers + "home: {deadline: 2s, weights: {eu: 3, us: 0}}\n");
+  EXPECT_EQ(config.home.deadline, 2 * kSecond);
+  EXPECT_EQ(config.home.weights, (std::map<std::string, unsigned>{{"eu", 3}, {"us", 0}}));
+  EXPECT_EQ(good(kWithPeers).home.deadline, 500 * kMillisecond);
+  EXPECT_THAT(errors(kWithPeers + "home: {deadline: 11s, weights: {eu: 101, mars: 1, eu: 2}}\n"),
+              ElementsAre("node.yaml:9:18: home.deadline: expected a duration from 1ms to 10s, got "
+                          "'11s'",
+                          "node.yaml:9:37: home.weights.eu: expected an integer from 0 to 100, got "
+                          "'101'",
+                          "node.yaml:9:42: home.weights.mars: expected a region of this node or of "
+                          "a peer, got 'mars'",
+                          "node.yaml:9:51: home.weights.eu: repeated region; expected it once"));
+  EXPECT_THAT(errors(kWithPeers + "home: {weights: {eu: 0, us: 0, ap: 0}}\n"),
+              ElementsAre("node.yaml:9:18: home.weights: expected a region with a weight above 0"));
 }
 
 TEST(Config, AtMostFifteenPeers) {

@@ -12,12 +12,15 @@
 #include <utility>
 #include <vector>
 
+#include <weir/limits/rules_text.h>
 #include <weir/limits/rules_yaml.h>
 #include <weir/node/engine.h>
+#include <weir/node/home.h>
 #include <weir/node/http_front.h>
 #include <weir/node/metrics.h>
 #include <weir/node/rules_watch.h>
 #include <weir/node/version.h>
+#include <weir/rpc/client.h>
 #include <weir/rpc/event_loop.h>
 #include <weir/rpc/peers.h>
 #include <weir/rpc/service.h>
@@ -79,13 +82,20 @@ class UvHandle {
 
 }  // namespace
 
-struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, rpc::Flushable {
+struct Daemon::Impl final : rpc::PeerHandler,
+                            rpc::ServiceHandler,
+                            HttpHandler,
+                            HomeDriver,
+                            rpc::Flushable {
   NodeConfig config;
   std::shared_ptr<const RuleSet> rules;
   Log& log;
   rpc::EventLoop loop;
   std::unique_ptr<storage::Store> store;
   std::unique_ptr<Engine> engine;
+  std::unique_ptr<HomeDesk> home;                    // null: no rule had a home yet
+  bool has_homes = false;                            // some rule in force has
+  std::vector<std::unique_ptr<rpc::Client>> others;  // by peer; for what is forwarded
   std::unique_ptr<rpc::PeerNetwork> peers;
   std::unique_ptr<rpc::ServiceServer> service;
   std::unique_ptr<HttpFront> http;
@@ -106,6 +116,8 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
   };
   RulesFile rules_file;
   std::unique_ptr<RulesWatch> watch;
+  std::shared_ptr<const RuleSet> told_rules;  // of which told_yaml is the text
+  std::string told_yaml;
 
   Impl(NodeConfig given, LoadedRules loaded, Log& out)
       : config(std::move(given)), rules(loaded.rules), log(out) {
@@ -126,11 +138,16 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
   bool suits(const RuleSet& set, std::string& error) const {
     for (const Rule& rule : set.rules()) {
       if (!config.storage && rule.durability == Durability::commit) {
-        error = fmt::format("rule \"{}\" wants durability: commit, but storage is none", rule.name);
+        error = fmt::format("rule \"{}\" wants {}, but storage is none", rule.name,
+                            rule.enforcement == Enforcement::home
+                                ? "enforcement: home, which is durable"
+                                : "durability: commit");
         return false;
       }
     }
-    return true;
+    const std::vector<ConfigError> missing = missing_for(set, config);
+    if (!missing.empty()) error = missing.front().to_string();
+    return missing.empty();
   }
 
   bool start(std::string& error) {
@@ -144,6 +161,7 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
       store = storage::make_lmdb_store(std::move(options));
     }
     make_engine();
+    make_home();
     if (!engine->start(wall_clock(), store_events(), error)) return false;
     if (!start_peers(error) || !start_service(error) || !start_http(error)) {
       engine->stop(wall_clock());
@@ -175,6 +193,7 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
     options.max_request_ids = config.max_request_ids;
     options.request_id_ttl = config.request_id_ttl;
     options.max_tickets = config.max_tickets;
+    options.max_commit_wait = config.max_commit_wait;
     options.fresh_incarnation = random_incarnation;
     EngineEvents events;
     events.send = [this](crdt::PeerIndex peer, const crdt::Message& message) {
@@ -188,6 +207,27 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
       log.error(event, {{"detail", detail}});
     };
     engine = std::make_unique<Engine>(std::move(options), store.get(), std::move(events));
+  }
+
+  /// For the rules in force. What was made once stays: requests may be on their way.
+  void make_home() {
+    const std::vector<Rule>& all = rules->rules();
+    has_homes = std::any_of(all.begin(), all.end(),
+                            [](const Rule& rule) { return rule.enforcement == Enforcement::home; });
+    if (!has_homes || home) return;
+    HomeOptions options;
+    options.members.push_back(config.self);
+    options.weights = config.home.weights;
+    for (const PeerConfig& peer : config.peers) {
+      options.members.push_back(peer.member);
+      rpc::ClientOptions client;
+      client.address = peer.client;
+      client.deadline = config.home.deadline;
+      client.backoff_max = kSecond;
+      client.breaker_max = 10 * kSecond;
+      others.push_back(std::make_unique<rpc::Client>(std::move(client)));
+    }
+    home = std::make_unique<HomeDesk>(*engine, std::move(options), *this);
   }
 
   storage::StoreEvents store_events() {
@@ -292,6 +332,7 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
     if (loaded.version == rules_file.version) return;
     rules = loaded.rules;
     engine->reload(rules);
+    make_home();
     ++rules_file.reloads;
     rules_file.version = std::move(loaded.version);
     rules_file.since = wall_clock();
@@ -391,24 +432,7 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
       "limiter_unavailable: storage has failed and the rule is on_failure: closed";
 
   rpc::CheckReply reply_of(const Decision& decision) const {
-    rpc::CheckReply reply;
-    reply.allowed = decision.allowed;
-    reply.deciding = decision.deciding;
-    reply.repeated = decision.repeated;
-    for (const RuleStatus& status : decision.statuses) {
-      rpc::CheckStatus out;
-      out.rule = rules->rules()[status.rule].name;
-      out.limit = status.limit;
-      out.remaining = status.remaining;
-      out.reset = status.reset;
-      out.retry_after = status.retry_after;
-      out.delay = status.delay;
-      out.allowed = status.allowed;
-      out.shadow = status.shadow;
-      out.degraded = status.degraded;
-      reply.statuses.push_back(std::move(out));
-    }
-    return reply;
+    return node::reply_of(decision, *rules);
   }
 
   kj::Promise<void> check(std::span<const Request> requests,
@@ -420,24 +444,87 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
     Nanos wall = wall_clock();
     Decision decision;
     std::vector<std::pair<std::size_t, bool>> waiting;  // reply, open on failure
+    auto away = std::make_shared<Away>();
     for (std::size_t i = 0; i < requests.size(); ++i) {
+      replies[i].error = engine->shed(requests[i], wall);
+      if (!replies[i].error.empty()) continue;
+      if (!requests[i].only.empty()) {
+        replies[i].error = refuse(requests[i]);
+        if (!replies[i].error.empty()) continue;
+      } else if (is_away(requests[i])) {
+        decide_away(requests[i], i, away);
+        continue;
+      }
       engine->check(requests[i], wall, decision);
       replies[i] = reply_of(decision);
       if (decision.wants_commit) waiting.emplace_back(i, open_on_failure(decision));
     }
+    return here(replies, std::move(waiting)).then([this, replies, away] {
+      return all_of(away).then([replies, away] {
+        for (auto& [index, reply] : away->replies) replies[index] = std::move(reply);
+      });
+    });
+  }
+
+  /// Some of its rules are decided by another node.
+  bool is_away(const Request& request) { return has_homes && home->concerns(request); }
+
+  /// What is decided elsewhere of one call, and who waits for it.
+  struct Away {
+    std::size_t open = 0;
+    std::vector<std::pair<std::size_t, rpc::CheckReply>> replies;  // by index in the call
+    kj::Maybe<kj::Own<kj::PromiseFulfiller<void>>> done;
+  };
+
+  void decide_away(const Request& request, std::size_t index, const std::shared_ptr<Away>& away) {
+    ++away->open;
+    home->decide(item_of(request), [index, away](rpc::CheckReply reply) {
+      away->replies.emplace_back(index, std::move(reply));
+      if (--away->open > 0) return;
+      KJ_IF_MAYBE (done, away->done) {
+        (*done)->fulfill();
+      }
+    });
+  }
+
+  static kj::Promise<void> all_of(const std::shared_ptr<Away>& away) {
+    if (away->open == 0) return kj::READY_NOW;
+    auto paf = kj::newPromiseAndFulfiller<void>();
+    away->done = kj::mv(paf.fulfiller);
+    return kj::mv(paf.promise);
+  }
+
+  static rpc::CheckItem item_of(const Request& request) {
+    rpc::CheckItem item;
+    item.domain = std::string(request.domain);
+    for (const Entry& entry : request.descriptor) {
+      item.entries.emplace_back(std::string(entry.key), std::string(entry.value));
+    }
+    item.hits = request.hits;
+    item.id = std::string(request.id);
+    return item;
+  }
+
+  /// Why this node does not decide what another one forwarded. Empty: it does.
+  std::string refuse(const Request& request) {
+    return has_homes ? home->refuse(request) : "unavailable: no rule has enforcement: home here";
+  }
+
+  kj::Promise<void> here(std::span<rpc::CheckReply> replies,
+                         std::vector<std::pair<std::size_t, bool>> waiting) {
     if (waiting.empty()) return kj::READY_NOW;
-    return durable().then([replies, waiting = std::move(waiting)](bool yes) {
+    return durable(waiting.size()).then([replies, waiting = std::move(waiting)](bool yes) {
       if (yes) return;
       for (auto [index, open] : waiting) not_durable(replies[index], open);
     });
   }
 
   /// Once everything decided so far is durable (true) or can no longer become so.
-  kj::Promise<bool> durable() {
+  kj::Promise<bool> durable(std::size_t requests = 1) {
     auto durable = kj::newPromiseAndFulfiller<bool>();
     auto fulfiller =
         std::make_shared<kj::Own<kj::PromiseFulfiller<bool>>>(kj::mv(durable.fulfiller));
-    engine->when_durable([fulfiller](bool yes) { (*fulfiller)->fulfill(kj::cp(yes)); });
+    engine->when_durable([fulfiller](bool yes) { (*fulfiller)->fulfill(kj::cp(yes)); }, requests);
     pump_at_end_of_turn();
     return kj::mv(durable.promise);
   }
@@ -457,11 +544,42 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
       reply.decision.error = "unavailable: stopping";
       return kj::READY_NOW;
     }
+    reply.decision.error = engine->shed(request, wall_clock());
+    if (reply.decision.error.empty()) {
+      reply.decision.error = !request.only.empty() ? refuse(request) : reserved_elsewhere(request);
+    }
+    if (!reply.decision.error.empty()) return kj::READY_NOW;
     Decision decision;
     Ticket ticket = engine->reserve(request, wall_clock(), timeout, decision);
     reply.decision = reply_of(decision);
     reply.ticket = engine->ticket_name(ticket);
     // What is held is not durable; without a ticket it was counted, as by a check.
+    if (!decision.wants_commit) return kj::READY_NOW;
+    return durable().then([&reply, open = open_on_failure(decision)](bool yes) {
+      if (!yes) not_durable(reply.decision, open);
+    });
+  }
+
+  kj::Promise<void> lease(const Request& request, const LeaseTerms& terms,
+                          rpc::LeaseReply& reply) override {
+    if (stopping) {
+      reply.decision.error = "unavailable: stopping";
+      return kj::READY_NOW;
+    }
+    reply.decision.error = engine->shed(request, wall_clock());
+    if (!reply.decision.error.empty()) return kj::READY_NOW;
+    if (is_away(request)) {
+      auto away = std::make_shared<Away>();
+      decide_away(request, 0, away);
+      return all_of(away).then(
+          [&reply, away] { reply.decision = std::move(away->replies[0].second); });
+    }
+    Decision decision;
+    Lease lease = engine->lease(request, terms, wall_clock(), decision);
+    reply.decision = reply_of(decision);
+    reply.ticket = engine->ticket_name(lease.ticket);
+    reply.hits = lease.hits;
+    reply.term = lease.term;
     if (!decision.wants_commit) return kj::READY_NOW;
     return durable().then([&reply, open = open_on_failure(decision)](bool yes) {
       if (!yes) not_durable(reply.decision, open);
@@ -483,6 +601,18 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
   }
 
   void check(const Request& request, std::function<void(const HttpAnswer&)> done) override {
+    HttpAnswer shed;
+    shed.error = engine->shed(request, wall_clock());
+    if (!shed.error.empty()) {
+      done(shed);
+      return;
+    }
+    if (!stopping && is_away(request)) {
+      home->decide(item_of(request),
+                   [this, domain = std::string(request.domain), done = std::move(done)](
+                       const rpc::CheckReply& reply) { done(http_answer(reply, domain)); });
+      return;
+    }
     decide(std::move(done), [&](Nanos wall, Decision& decision, HttpAnswer&) {
       engine->check(request, wall, decision);
     });
@@ -490,6 +620,13 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
 
   void reserve(const Request& request, Nanos timeout,
                std::function<void(const HttpAnswer&)> done) override {
+    HttpAnswer refused;
+    refused.error = engine->shed(request, wall_clock());
+    if (refused.error.empty()) refused.error = reserved_elsewhere(request);
+    if (!refused.error.empty()) {
+      done(refused);
+      return;
+    }
     decide(std::move(done), [&](Nanos wall, Decision& decision, HttpAnswer& answer) {
       answer.ticket = engine->ticket_name(engine->reserve(request, wall, timeout, decision));
     });
@@ -545,6 +682,71 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
           }
           done(answer);
         });
+    pump_at_end_of_turn();
+  }
+
+  std::string reserved_elsewhere(const Request& request) {
+    std::string where = has_homes ? home->elsewhere(request) : std::string();
+    return where.empty() ? where : where + ": reserve there";
+  }
+
+  HttpAnswer http_answer(const rpc::CheckReply& reply, const std::string& domain) {
+    HttpAnswer answer;
+    answer.error = reply.error;
+    answer.allowed = reply.allowed;
+    answer.deciding = reply.deciding;
+    answer.repeated = reply.repeated;
+    answer.now = wall_clock();
+    for (const rpc::CheckStatus& status : reply.statuses) {
+      HttpStatus out;
+      out.rule = status.rule;
+      out.allowed = status.allowed;
+      out.shadow = status.shadow;
+      out.degraded = status.degraded;
+      out.limit = status.limit;
+      out.remaining = status.remaining;
+      out.reset = status.reset;
+      out.retry_after = status.retry_after;
+      out.delay = status.delay;
+      for (const Rule& rule : rules->rules()) {
+        if (rule.domain != domain || rule.name != status.rule) continue;
+        out.quota = rule.limit;
+        out.window = rule.calendar ? 0 : rule.window;
+      }
+      answer.statuses.push_back(std::move(out));
+    }
+    return answer;
+  }
+
+  // Homes. Answers come on the clients' threads.
+
+  Nanos wall() override { return wall_clock(); }
+
+  template <typename Reply>
+  std::function<void(Reply)> on_loop(std::function<void(Reply)> done) {
+    return [this, done = std::move(done)](Reply reply) {
+      loop.post([this, done, reply = std::move(reply)]() mutable {
+        if (!stopping) done(std::move(reply));
+      });
+    };
+  }
+  void forward(std::size_t member, rpc::CheckItem item,
+               std::function<void(rpc::CheckReply)> done) override {
+    auto on = on_loop(std::move(done));
+    others[member - 1]->check_async({std::move(item)}, [on](std::vector<rpc::CheckReply> replies) {
+      on(std::move(replies.front()));
+    });
+  }
+  void forward_reserve(std::size_t member, rpc::CheckItem item, Nanos timeout,
+                       std::function<void(rpc::ReserveReply)> done) override {
+    others[member - 1]->reserve_async(std::move(item), timeout, on_loop(std::move(done)));
+  }
+  void forward_settle(std::size_t member, std::string ticket, std::uint64_t hits,
+                      std::function<void(rpc::SettleReply)> done) override {
+    others[member - 1]->settle_async(std::move(ticket), hits, on_loop(std::move(done)));
+  }
+  void when_durable(std::function<void(bool)> done) override {
+    engine->when_durable(std::move(done));
     pump_at_end_of_turn();
   }
 
@@ -632,11 +834,25 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
           counters.records,
           counters.bytes,
           store->backlog(),
-          static_cast<double>(counters.last_commit_time) / static_cast<double>(kSecond)};
+          static_cast<double>(counters.last_commit_time) / static_cast<double>(kSecond),
+          engine->status().waiting,
+          engine->status().shed};
+    }
+    if (home) {
+      const HomeCounters& homes = home->counters();
+      out.home = HomeMetrics{homes.forwarded, homes.served, homes.refused, homes.degraded};
     }
     const crdt::ReplicaCounters& replica = engine->replica().counters();
     out.replica = {replica.late_cells, replica.future_cells, replica.invalid_cells, replica.alarms};
     return render_metrics(out);
+  }
+
+  kj::Promise<std::string> rules_yaml() override {
+    if (told_rules != rules) {
+      told_rules = rules;
+      told_yaml = rules_text(*rules);
+    }
+    return told_yaml;
   }
 
   std::string status_json() override {
@@ -655,6 +871,8 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
              {"cells", replica.cell_count()},
              {"digest", fmt::format("{:016x}", replica.digest())},
              {"holding", status.holding},
+             {"waiting_for_commit", status.waiting},
+             {"shed", status.shed},
              {"unabsorbed", status.unabsorbed},
              {"reincarnations", status.reincarnations}};
     json storage{{"mode", store ? "lmdb" : "none"}, {"ok", !store || status.durable}};
@@ -708,6 +926,13 @@ struct Daemon::Impl final : rpc::PeerHandler, rpc::ServiceHandler, HttpHandler, 
       if (link.in_step_at != 0) peer["in_step_s"] = seconds_since(link.in_step_at, now);
       if (link.heard_at != 0) peer["heard_s"] = seconds_since(link.heard_at, now);
       out["peers"].push_back(std::move(peer));
+    }
+    if (home) {
+      const HomeCounters& homes = home->counters();
+      out["home"] = {{"forwarded", homes.forwarded},
+                     {"served", homes.served},
+                     {"refused", homes.refused},
+                     {"degraded", homes.degraded}};
     }
     const crdt::ReplicaCounters& counters = replica.counters();
     out["counters"] = {

@@ -19,6 +19,7 @@ Engine::Engine(EngineOptions options, storage::Store* store, EngineEvents events
 Engine::~Engine() = default;
 
 bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& error) {
+  wall_ = wall;
   crdt::Incarnation fresh = options_.fresh_incarnation();
   store_events.failed = [this, tell = std::move(store_events.failed)](const std::string& reason) {
     store_broke_ = true;
@@ -102,6 +103,10 @@ void Engine::reload(std::shared_ptr<const RuleSet> rules) {
   limiter_->reload(std::move(rules));
 }
 
+Lease Engine::lease(const Request& request, const LeaseTerms& terms, Nanos wall, Decision& out) {
+  return grant_lease(*limiter_, request, terms, clock(wall), wall, out);
+}
+
 std::string Engine::ticket_name(Ticket ticket) const {
   return ticket ? boot_ + "-" + std::to_string(ticket.number) : std::string();
 }
@@ -117,15 +122,39 @@ Ticket Engine::ticket_named(std::string_view name) const {
   return ticket;
 }
 
-void Engine::when_durable(std::function<void(bool)> done) {
+void Engine::when_durable(std::function<void(bool)> done, std::size_t requests) {
   if (!durable_) {
     done(false);
     return;
   }
-  waiters_.push_back({generation_, std::move(done)});
+  waiters_.push_back({generation_, std::move(done), requests, wall_});
+  waiting_ += requests;
+}
+
+std::string Engine::shed(const Request& request, Nanos wall) {
+  if (waiters_.empty()) return {};
+  const Nanos waited = wall - waiters_.front().since;
+  std::string why;
+  if (waiting_ >= options_.max_waiting) {
+    why = std::to_string(waiting_) + " requests wait for the disk";
+  } else if (waited >= options_.max_commit_wait) {
+    why = "the disk has committed nothing for " + std::to_string(waited / kMillisecond) + " ms";
+  } else {
+    return {};
+  }
+  const std::shared_ptr<const RuleSet> rules = limiter_->rules();
+  std::vector<std::uint32_t> matched;
+  rules->match(request, matched);
+  const bool waits = std::any_of(matched.begin(), matched.end(), [&](std::uint32_t index) {
+    return rules->rules()[index].durability == Durability::commit;
+  });
+  if (!waits) return {};
+  ++shed_;
+  return "unavailable: shedding: " + why;
 }
 
 void Engine::pump(Nanos wall) {
+  wall_ = wall;
   Nanos now = clock(wall);
   reserve_time(wall);
   if (renewing_ && (!durable_ || persisted_ >= last_write_)) renew(now);
@@ -245,6 +274,7 @@ void Engine::answer_waiters(bool failed) {
   while (!waiters_.empty() && (failed || waiters_.front().generation <= durable_generation_)) {
     auto done = std::move(waiters_.front().done);
     bool durable = waiters_.front().generation <= durable_generation_;
+    waiting_ -= waiters_.front().requests;
     waiters_.pop_front();
     done(durable);
   }
@@ -271,7 +301,7 @@ void Engine::receive(crdt::PeerIndex peer, const crdt::Incarnation& from,
 }
 
 EngineStatus Engine::status() const {
-  return {durable_, failure_, holding_, unabsorbed_, reincarnations_};
+  return {durable_, failure_, holding_, unabsorbed_, reincarnations_, waiting_, shed_};
 }
 
 }  // namespace weir::node

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <weir/crdt/replica.h>
+#include <weir/limits/lease.h>
 #include <weir/limits/limiter.h>
 #include <weir/storage/store.h>
 
@@ -31,6 +32,10 @@ struct EngineOptions {
   /// Uncommitted writes at which the engine stops handing over more: the limiter keeps the totals,
   /// so a disk that is slow costs no memory.
   std::uint64_t max_backlog = 64;
+  /// Requests that wait for a commit at once, and for how long the first of them may: beyond either
+  /// further ones are to be turned away, see shed().
+  std::size_t max_waiting = 100'000;
+  Nanos max_commit_wait = kSecond;
   /// Makes an id that was never used before. Called at start and after a tripwire.
   std::function<crdt::Incarnation()> fresh_incarnation;
 };
@@ -50,6 +55,8 @@ struct EngineStatus {
   bool holding = false;          ///< waiting for a slow disk
   std::uint64_t unabsorbed = 0;  ///< cells from peers that found no memory in the limiter
   std::uint64_t reincarnations = 0;
+  std::size_t waiting = 0;  ///< requests that wait for a commit
+  std::uint64_t shed = 0;   ///< requests turned away, as the disk is too slow for them
 };
 
 /// Limiter, replica and store as one node, without sockets, threads or a clock: the daemon drives
@@ -84,6 +91,9 @@ class Engine {
   /// as a decision does.
   Ticket reserve(const Request& request, Nanos wall, Nanos timeout, Decision& out);
   Settled settle(Ticket ticket, std::uint64_t actual, Nanos wall);
+  /// grant_lease(): a decision, and perhaps hits that the asker may spend. Waits as a decision
+  /// does.
+  Lease lease(const Request& request, const LeaseTerms& terms, Nanos wall, Decision& out);
   /// A ticket's name in the cluster: the boot that gave it out and its number. Empty for no ticket.
   std::string ticket_name(Ticket ticket) const;
   /// The other way round. No ticket if the name is another boot's, or none.
@@ -91,8 +101,12 @@ class Engine {
   /// Limiter::reload. Driver's thread.
   void reload(std::shared_ptr<const RuleSet> rules);
   /// Calls back, from a later pump() or committed(), once everything decided before this call is
-  /// durable (true) or can no longer become so (false). Driver's thread.
-  void when_durable(std::function<void(bool durable)> done);
+  /// durable (true) or can no longer become so (false). `requests` of them wait. Driver's thread.
+  void when_durable(std::function<void(bool durable)> done, std::size_t requests = 1);
+  /// Why this request should not be decided now: it may have to wait for the disk, and too many do
+  /// already, or for too long. Empty: decide it. A slow disk so costs no memory, nor others their
+  /// time. Driver's thread.
+  std::string shed(const Request& request, Nanos wall);
   bool has_waiters() const { return !waiters_.empty(); }
 
   /// Moves counts along and does what is due. Call every few milliseconds.
@@ -114,6 +128,8 @@ class Engine {
   struct Waiter {
     std::uint64_t generation = 0;
     std::function<void(bool)> done;
+    std::size_t requests = 1;
+    Nanos since = 0;  // wall clock
   };
   struct Drained {
     std::uint64_t generation = 0;
@@ -146,6 +162,9 @@ class Engine {
   std::deque<Drained> drained_;
   std::uint64_t durable_generation_ = 0;
   std::deque<Waiter> waiters_;
+  std::size_t waiting_ = 0;  // requests of waiters
+  std::uint64_t shed_ = 0;
+  Nanos wall_ = 0;  // when the driver last said it: the engine's own clock stands with the disk
   std::vector<crdt::OwnCount> counts_;
   bool holding_ = false;
   bool renewing_ = false;  // a tripwire asked for a new incarnation; writes are still on their way

@@ -145,6 +145,35 @@ TEST(Engine, AnAnswerThatWantsACommitWaitsForIt) {
   EXPECT_EQ(answers, std::vector<bool>{true});
 }
 
+TEST(Engine, WhoWouldWaitForAStalledDiskIsTurnedAway) {
+  ModelStore disk;
+  Node node(&disk);
+  ASSERT_TRUE(node.started);
+  std::vector<Entry> entries{{"key", "k"}};
+  Request commit{"api", entries, 1};
+  Request other{"elsewhere", entries, 1};
+  node.engine->pump(kNow);
+  EXPECT_EQ(node.engine->shed(commit, kNow + kHour), "");
+  ASSERT_TRUE(node.hit());
+  node.engine->when_durable([](bool) {}, 100);
+  node.engine->pump(kNow + 10);
+  EXPECT_EQ(node.engine->status().waiting, 100u);
+  EXPECT_EQ(node.engine->shed(commit, kNow + kSecond - 1), "");
+  EXPECT_EQ(node.engine->shed(commit, kNow + kSecond),
+            "unavailable: shedding: the disk has committed nothing for 1000 ms");
+  EXPECT_EQ(node.engine->shed(other, kNow + kSecond), "") << "needs no disk";
+  node.engine->when_durable([](bool) {}, 99'900);
+  EXPECT_EQ(node.engine->shed(commit, kNow + 10),
+            "unavailable: shedding: 100000 requests wait for the disk");
+  EXPECT_EQ(node.engine->status().shed, 2u);
+  node.engine->pump(kNow + 20);
+  node.commit();
+  node.engine->pump(kNow + 30);
+  node.commit();
+  EXPECT_EQ(node.engine->status().waiting, 0u);
+  EXPECT_EQ(node.engine->shed(commit, kNow + kHour), "");
+}
+
 TEST(Engine, AReservationIsDurableOnceItIsSettled) {
   ModelStore disk;
   Node node(&disk);

@@ -105,6 +105,25 @@ void add_storage(Page& page, const StorageMetrics& storage) {
   page.add({}, storage.backlog);
   page.gauge("weir_storage_last_commit_duration_seconds", "How long the last commit took.");
   page.add({}, storage.last_commit_seconds);
+  page.gauge("weir_storage_waiting_requests", "Requests whose answers wait for a commit.");
+  page.add({}, storage.waiting);
+  page.counter("weir_storage_shed_requests_total",
+               "Requests turned away because the disk is too slow for them (max_commit_wait).");
+  page.add({}, storage.shed);
+}
+
+void add_home(Page& page, const HomeMetrics& home) {
+  page.counter("weir_home_forwarded_total", "Requests that another node was asked to decide.");
+  page.add({}, home.forwarded);
+  page.counter("weir_home_served_total", "Requests decided here for other nodes.");
+  page.add({}, home.served);
+  page.counter("weir_home_refused_total",
+               "Requests of other nodes that take this one for a home that it is not: the nodes' "
+               "configurations differ.");
+  page.add({}, home.refused);
+  page.counter("weir_home_degraded_total",
+               "Requests whose home did not answer: the rule's on_failure decided.");
+  page.add({}, home.degraded);
 }
 
 void add_replica(Page& page, const ReplicaMetrics& replica) {
@@ -175,6 +194,7 @@ std::string render_metrics(const NodeMetrics& metrics) {
   add_rules(page, metrics.rules);
   add_peers(page, metrics.peers);
   if (metrics.storage) add_storage(page, *metrics.storage);
+  if (metrics.home) add_home(page, *metrics.home);
   add_replica(page, metrics.replica);
   return page.text();
 }

@@ -36,6 +36,16 @@ struct StorageMetrics {
   std::uint64_t bytes = 0;
   std::uint64_t backlog = 0;       ///< writes waiting for a commit
   double last_commit_seconds = 0;  ///< how long the last commit took
+  std::uint64_t waiting = 0;       ///< requests that wait for a commit
+  std::uint64_t shed = 0;          ///< requests turned away, as the disk is too slow for them
+};
+
+/// Requests of rules with enforcement: home.
+struct HomeMetrics {
+  std::uint64_t forwarded = 0;  ///< to another member
+  std::uint64_t served = 0;     ///< for other members
+  std::uint64_t refused = 0;    ///< of which this node is not the home
+  std::uint64_t degraded = 0;   ///< whose home did not answer
 };
 
 struct ReplicaMetrics {
@@ -82,6 +92,7 @@ struct NodeMetrics {
   std::vector<RuleMetrics> rules;
   std::vector<PeerMetrics> peers;
   std::optional<StorageMetrics> storage;  ///< none: in memory only
+  std::optional<HomeMetrics> home;        ///< none: no rule has a home
   ReplicaMetrics replica;
 };
 

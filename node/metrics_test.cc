@@ -97,7 +97,8 @@ NodeMetrics example() {
   metrics.rules_file = {"0123456789abcdef", 1'767'323'046.5, 41, 42, false};
   metrics.rules = {{"api", "per-key", 100, 7, 2, false}, {"api", "trial", 50, 9, 0, true}};
   metrics.peers = {{"us/us-1", true, 5, 0.25, -0.125, 3}, {"ap/ap-1", false, 0, {}, {}, 0}};
-  metrics.storage = StorageMetrics{true, 10, 20, 4096, 1, 0.004};
+  metrics.storage = StorageMetrics{true, 10, 20, 4096, 1, 0.004, 11, 12};
+  metrics.home = HomeMetrics{13, 14, 15, 16};
   metrics.replica = {1, 2, 3, 4};
   return metrics;
 }
@@ -129,6 +130,12 @@ TEST(Metrics, RendersEveryFigure) {
       {"weir_rule_decisions_total{domain=\"api\",rule=\"trial\",verdict=\"shadow_denied\"}", 9},
       {"weir_rule_degraded_total{domain=\"api\",rule=\"per-key\"}", 2},
       {"weir_rule_degraded_total{domain=\"api\",rule=\"trial\"}", 0},
+      {"weir_storage_waiting_requests", 11},
+      {"weir_storage_shed_requests_total", 12},
+      {"weir_home_forwarded_total", 13},
+      {"weir_home_served_total", 14},
+      {"weir_home_refused_total", 15},
+      {"weir_home_degraded_total", 16},
       {"weir_peer_up{peer=\"us/us-1\"}", 1},
       {"weir_peer_up{peer=\"ap/ap-1\"}", 0},
       {"weir_peer_unacked_changes{peer=\"us/us-1\"}", 5},

@@ -110,7 +110,7 @@ void Cluster::write_config(std::size_t node) const {
     if (link.from != node) continue;
     const std::string& to = options_.regions[link.to];
     out << "  - {region: " << to << ", node: " << to << "-1, address: '"
-        << loopback(link.relay->port()) << "'}\n";
+        << loopback(link.relay->port()) << "', client: '" << client_address(link.to) << "'}\n";
   }
   out << options_.more_config;
 }
@@ -121,6 +121,10 @@ void Cluster::start(std::size_t node) {
   std::vector<const char*> arguments{"weir-node", "--config", config.c_str()};
   for (const std::string& more : options_.more_arguments) arguments.push_back(more.c_str());
   arguments.push_back(nullptr);
+  std::vector<char*> environment;
+  for (std::string& more : options_.environment) environment.push_back(more.data());
+  for (char** each = environ; *each != nullptr; ++each) environment.push_back(*each);
+  environment.push_back(nullptr);
   pid_t parent = ::getpid();
   pid_t pid = ::fork();
   if (pid < 0) throw std::runtime_error("fork failed");
@@ -133,7 +137,8 @@ void Cluster::start(std::size_t node) {
       ::dup2(fd, 1);
       ::dup2(fd, 2);
     }
-    ::execv(options_.node_program.c_str(), const_cast<char* const*>(arguments.data()));
+    ::execve(options_.node_program.c_str(), const_cast<char* const*>(arguments.data()),
+             environment.data());
     ::_exit(127);
   }
   nodes_[node].pid = pid;

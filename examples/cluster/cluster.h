@@ -18,6 +18,7 @@ struct ClusterOptions {
   std::string rules;                 ///< YAML
   std::string more_config;           ///< further lines for every node.yaml
   std::vector<std::string> more_arguments{};  ///< of every weir-node
+  std::vector<std::string> environment{};     ///< "NAME=value", added to every weir-node's
   Nanos delay = 0;                            ///< one way, between any two nodes
 };
 

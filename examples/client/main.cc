@@ -1,0 +1,63 @@
+// A service that asks a region's nodes before it does its work, as a stranger would write it.
+//   weir-example-client 127.0.0.1:7401,127.0.0.1:7411 api api_key=k7
+#include <cstdio>
+#include <random>
+#include <string>
+#include <thread>
+
+#include <weir/client/backoff.h>
+#include <weir/client/client.h>
+
+namespace {
+
+weir::ClientOptions options_for(const std::string& nodes) {
+  weir::ClientOptions options;
+  for (std::size_t begin = 0; begin <= nodes.size();) {
+    std::size_t end = std::min(nodes.find(',', begin), nodes.size());
+    options.nodes.push_back(nodes.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  options.deadline = 50 * weir::kMillisecond;
+  options.leases.enabled = true;
+  return options;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 4 || std::string(argv[3]).find('=') == std::string::npos) {
+    std::fprintf(stderr, "usage: weir-example-client NODE[,NODE…] DOMAIN KEY=VALUE\n");
+    return 2;
+  }
+  weir::Client client(options_for(argv[1]));
+  const std::string entry = argv[3];
+  const std::size_t equals = entry.find('=');
+  const weir::CheckItem item{argv[2], {{entry.substr(0, equals), entry.substr(equals + 1)}}, 1};
+
+  std::mt19937_64 random(std::random_device{}());
+  weir::Backoff backoff({}, [&](std::uint64_t n) { return random() % n; });
+  int done = 0;
+  for (int i = 0; i < 1000; ++i) {
+    const weir::Reply reply = client.check(item);
+    if (!reply.error.empty()) {
+      std::fprintf(stderr, "no decision: %s\n", reply.error.c_str());
+      return 1;
+    }
+    if (reply.allowed) {
+      ++done;  // the work would be done here
+      backoff.reset();
+      continue;
+    }
+    const weir::rpc::CheckStatus* decider = reply.decider();
+    const weir::Nanos wait =
+        decider == nullptr ? backoff.next() : backoff.next(decider->retry_after);
+    std::printf("denied%s%s; would wait %.3f s\n", decider == nullptr ? "" : " by ",
+                decider == nullptr ? "" : decider->rule.c_str(),
+                static_cast<double>(wait) / static_cast<double>(weir::kSecond));
+    break;
+  }
+  const weir::ClientCounters counters = client.counters();
+  std::printf("%d passed, with %llu calls\n", done,
+              static_cast<unsigned long long>(counters.calls));
+  return 0;
+}
