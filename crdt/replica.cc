@@ -11,7 +11,8 @@
 namespace weir::crdt {
 namespace {
 
-constexpr std::size_t kMaxPushesInFlight = 8;
+/// Enough for urgent pushes all the time over a round trip and a commit of 600 ms.
+constexpr std::size_t kMaxPushesInFlight = 64;
 constexpr Nanos kUrgentSpacing = 10 * kMillisecond;
 constexpr unsigned kShards = 1u << kShardBits;
 constexpr unsigned kQuickRounds = 20;

@@ -21,7 +21,7 @@ struct OwnCount {
   std::uint64_t birth = 0;  ///< 0 for windowed cells
   std::uint64_t value = 0;  ///< the whole total, not an increment
   BucketState bucket;       ///< buckets only
-  bool urgent = false;      ///< crossed 50, 80 or 100% of its limit: tell the peers at once
+  bool urgent = false;      ///< reached a mark of its limit: tell the peers at once
 };
 
 /// Numbers of durable writes, rising from 1 within one Replica.

@@ -14,6 +14,7 @@
 #include <weir/limits/divisor.h>
 #include <weir/limits/keyed_hash.h>
 #include <weir/limits/log_window.h>
+#include <weir/limits/marks.h>
 #include <weir/limits/overflow_sketch.h>
 #include <weir/limits/published.h>
 #include <weir/limits/request_ids.h>
@@ -278,16 +279,6 @@ std::span<const LogEntry> read_log(const Series* series, std::uint64_t most) {
   }
   std::reverse(log.begin(), log.end());
   return log;
-}
-
-bool crosses(std::uint64_t before, std::uint64_t after, std::uint64_t limit) {
-  for (unsigned percent : {50u, 80u, 100u}) {
-    Uint128 mark = static_cast<Uint128>(limit) * percent;
-    if (static_cast<Uint128>(before) * 100 < mark && static_cast<Uint128>(after) * 100 >= mark) {
-      return true;
-    }
-  }
-  return false;
 }
 
 // Form::window: the newest window starts at entry.time.
@@ -733,7 +724,7 @@ struct Limiter::Impl {
     }
     if (!options.replicated) return;
     std::uint64_t used = status.limit - std::min(status.limit, status.remaining);
-    if (crosses(used, add_saturated(used, item.cost), status.limit))
+    if (crosses_mark(used, add_saturated(used, item.cost), status.limit))
       entry.set(SeriesEntry::kUrgent);
     list(entry);
   }
@@ -1227,7 +1218,7 @@ struct Limiter::Impl {
       cell->dirty = options.replicated;
     }
     if (!options.replicated) return true;
-    if (crosses(used, add_saturated(used, item.cost), plan.limit)) {
+    if (crosses_mark(used, add_saturated(used, item.cost), plan.limit)) {
       item.entry->set(SeriesEntry::kUrgent);
     }
     list(*item.entry);
@@ -1342,34 +1333,39 @@ struct Limiter::Impl {
     }
   }
 
-  bool absorb(const crdt::Cell& cell) {
+  bool absorb(const crdt::Cell& cell, Growth& growth) {
     return with_entry(cell.id.series, true, [&](SeriesEntry& entry) {
+      std::uint32_t number = table.rule(entry);
+      if (number != SeriesTable::kNoRule) growth.rule = numbers.at(number).identity;
       std::uint64_t total = cell.total();
       if (cell.id.is_bucket()) {
-        absorb_bucket(general(entry, cell.id.series), cell, total);
+        absorb_bucket(general(entry, cell.id.series), cell, total, growth);
         return;
       }
       std::uint64_t others = total - cell.value_of({options.incarnation, 0});
-      if (absorb_small(entry, cell.id, others)) return;
+      if (absorb_small(entry, cell.id, others, growth)) return;
       WindowCell& window = general(entry, cell.id.series).window(cell.id.epoch);
+      growth.units = others - std::min(others, window.others);
       window.others = std::max(window.others, others);
     });
   }
 
-  bool absorb_small(SeriesEntry& entry, const CellId& id, std::uint64_t others) {
+  bool absorb_small(SeriesEntry& entry, const CellId& id, std::uint64_t others, Growth& growth) {
     if (entry.form() != Form::window || others > kMaxSmall) return false;
     WindowShape shape = window_shape(numbers.at(table.rule(entry)).rule, id.series);
     std::int64_t index = shape.index(entry.time);
     bool before = id.epoch == shape.epoch(index - 1);
     if (!before && id.epoch != shape.epoch(index)) return false;
     std::uint32_t& known = entry.count[before ? 3 : 1];
+    growth.units = others - std::min<std::uint64_t>(others, known);
     known = std::max(known, static_cast<std::uint32_t>(others));
     return true;
   }
 
-  void absorb_bucket(Series& series, const crdt::Cell& cell, std::uint64_t total) {
+  void absorb_bucket(Series& series, const crdt::Cell& cell, std::uint64_t total, Growth& growth) {
     BucketCell& bucket = series.make_bucket();
     std::uint64_t own = bucket.birth == 0 ? 0 : cell.value_of({options.incarnation, bucket.birth});
+    growth.units = total - own - std::min(total - own, bucket.others);
     bucket.others = std::max(bucket.others, total - own);
     crdt::join(bucket.state, cell.bucket);
     bucket.state.checkpoint.counted = std::min(bucket.state.checkpoint.counted, bucket.total());
@@ -1577,6 +1573,12 @@ crdt::SeriesId Limiter::series_of(std::uint32_t rule, const Request& request) co
   return impl_->series_of(program->plans[rule], request, key);
 }
 
+crdt::SeriesId Limiter::rule_identity(std::uint32_t rule) const {
+  std::lock_guard lock(impl_->reload_mutex);
+  const std::vector<Plan>& plans = impl_->programs.current().plans;
+  return rule < plans.size() ? impl_->identity_of(*plans[rule].rule) : SeriesId{};
+}
+
 RuleCounters Limiter::counters(std::uint32_t rule) const {
   return impl_->counters(rule);
 }
@@ -1602,7 +1604,13 @@ bool Limiter::drain(std::vector<crdt::OwnCount>& out, std::size_t max) {
 }
 
 bool Limiter::absorb(const crdt::Cell& cell) {
-  return impl_->absorb(cell);
+  Growth growth;
+  return impl_->absorb(cell, growth);
+}
+
+bool Limiter::absorb(const crdt::Cell& cell, Growth& growth) {
+  growth = {};
+  return impl_->absorb(cell, growth);
 }
 
 void Limiter::begin_anew(const crdt::Cell& cell) {

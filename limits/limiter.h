@@ -50,6 +50,13 @@ struct RuleCounters {
   std::uint64_t degraded = 0;  ///< requests that on_failure answered
 };
 
+/// What absorb() learnt.
+struct Growth {
+  crdt::SeriesId
+      rule;  ///< Limiter::rule_identity; zeros: nobody has asked for this series here yet
+  std::uint64_t units = 0;  ///< that others consumed, unknown here before
+};
+
 struct RequestIdCounters {
   std::size_t held = 0;
   std::uint64_t repeated = 0;  ///< requests that were told what they were told before
@@ -133,6 +140,8 @@ class Limiter {
   /// Since the limiter was made. A rule that was gone for so long that it has no series left may
   /// begin anew.
   RuleCounters counters(std::uint32_t rule) const;
+  /// The same for what counts as one rule (docs/rules.md), on every node with this hash key.
+  crdt::SeriesId rule_identity(std::uint32_t rule) const;
   RequestIdCounters request_ids() const;
   TicketCounters tickets() const;
   std::size_t series_count() const;
@@ -154,6 +163,7 @@ class Limiter {
   /// Takes in what a cell holds beside this node's current slot. Counts only rise. False if the
   /// series is new and there is no memory for it.
   bool absorb(const crdt::Cell& cell);
+  bool absorb(const crdt::Cell& cell, Growth& growth);
   /// This bucket had drained, and the replica forgot it and began anew with `cell` (see
   /// Outbox::begun_anew): what was counted before no longer counts, here neither. What this node
   /// consumed since it was last drained stays.

@@ -814,7 +814,8 @@ struct Daemon::Impl final : rpc::PeerHandler,
       const Rule& rule = rules->rules()[i];
       RuleCounters counters = engine->limiter().counters(i);
       out.rules.push_back({rule.domain, rule.name, counters.allowed, counters.denied,
-                           counters.degraded, rule.shadow});
+                           counters.degraded, rule.shadow,
+                           engine->over_admission(i, wall_clock())});
     }
     std::vector<crdt::PeerStatus> status = engine->replica().peers();
     for (crdt::PeerIndex i = 0; i < status.size(); ++i) {
@@ -909,7 +910,8 @@ struct Daemon::Impl final : rpc::PeerHandler,
                               {"shadow", rule.shadow},
                               {"allowed", counters.allowed},
                               {"denied", counters.denied},
-                              {"degraded", counters.degraded}});
+                              {"degraded", counters.degraded},
+                              {"over_admission_worst_case", engine->over_admission(i, wall)}});
     }
     out["peers"] = json::array();
     std::vector<crdt::PeerStatus> links = replica.peers();

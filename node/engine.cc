@@ -14,7 +14,10 @@ constexpr std::size_t kSettleBatch = 1024;
 }  // namespace
 
 Engine::Engine(EngineOptions options, storage::Store* store, EngineEvents events)
-    : options_(std::move(options)), store_(store), events_(std::move(events)) {}
+    : options_(std::move(options)),
+      store_(store),
+      events_(std::move(events)),
+      over_admission_(options_.replica.peers.size()) {}
 
 Engine::~Engine() = default;
 
@@ -164,6 +167,7 @@ void Engine::pump(Nanos wall) {
   Nanos floor = now - options_.replica.max_skew;
   if (sweep) {
     limiter_->sweep(floor);
+    over_admission_.sweep();
     next_sweep_ = now + options_.sweep_interval;
   }
   // The limiter has forgotten first, and what it still knows is drained: see retire_buckets().
@@ -206,7 +210,10 @@ void Engine::dispatch() {
   }
   for (const crdt::CellId& id : out.changed) {
     const crdt::Cell* cell = replica_->find(id);
-    if (cell != nullptr && !limiter_->absorb(*cell)) ++unabsorbed_;
+    Growth growth;
+    if (cell == nullptr) continue;
+    if (!limiter_->absorb(*cell, growth)) ++unabsorbed_;
+    over_admission_.grew(growth.rule, growth.units);
   }
   for (const crdt::Envelope& envelope : out.messages) events_.send(envelope.to, envelope.message);
 }
@@ -296,8 +303,14 @@ void Engine::receive(crdt::PeerIndex peer, const crdt::Incarnation& from,
                      const crdt::Message& message, Nanos wall) {
   Nanos now = clock(wall);
   replica_->receive(peer, from, message, now);
+  over_admission_.heard(peer, now);
   dispatch();
+  over_admission_.done();
   handle_alarms(now);
+}
+
+std::uint64_t Engine::over_admission(std::uint32_t rule, Nanos wall) {
+  return over_admission_.worst_case(limiter_->rule_identity(rule), clock(wall));
 }
 
 EngineStatus Engine::status() const {

@@ -12,6 +12,7 @@
 #include <weir/crdt/replica.h>
 #include <weir/limits/lease.h>
 #include <weir/limits/limiter.h>
+#include <weir/node/over_admission.h>
 #include <weir/storage/store.h>
 
 namespace weir::node {
@@ -123,6 +124,9 @@ class Engine {
   Limiter& limiter() { return *limiter_; }
   const crdt::Replica& replica() const { return *replica_; }
   EngineStatus status() const;
+  /// By how many units `rule` (an index into the rules in force) may be over its limit at most: see
+  /// OverAdmission. Driver's thread.
+  std::uint64_t over_admission(std::uint32_t rule, Nanos wall);
 
  private:
   struct Waiter {
@@ -166,6 +170,7 @@ class Engine {
   std::uint64_t shed_ = 0;
   Nanos wall_ = 0;  // when the driver last said it: the engine's own clock stands with the disk
   std::vector<crdt::OwnCount> counts_;
+  OverAdmission over_admission_;
   bool holding_ = false;
   bool renewing_ = false;  // a tripwire asked for a new incarnation; writes are still on their way
   std::string failure_;

@@ -64,6 +64,12 @@ void add_rules(Page& page, const std::vector<RuleMetrics>& rules) {
   for (const RuleMetrics& rule : rules) {
     page.add({{"domain", rule.domain}, {"rule", rule.rule}}, rule.degraded);
   }
+  page.gauge("weir_over_admission_worst_case_units",
+             "Units that peers may have admitted of a rule since they were last heard: by so much "
+             "it may be over its limits at most.");
+  for (const RuleMetrics& rule : rules) {
+    page.add({{"domain", rule.domain}, {"rule", rule.rule}}, rule.over_admission);
+  }
 }
 
 void add_peers(Page& page, const std::vector<PeerMetrics>& peers) {

@@ -18,6 +18,7 @@ struct RuleMetrics {
   std::uint64_t denied = 0;    ///< for a shadow rule: would have been
   std::uint64_t degraded = 0;  ///< answered by on_failure
   bool shadow = false;
+  std::uint64_t over_admission = 0;  ///< units, at most, as far as is known now
 };
 
 struct PeerMetrics {

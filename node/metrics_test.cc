@@ -95,7 +95,7 @@ NodeMetrics example() {
   metrics.request_ids = {35, 36, 37};
   metrics.tickets = {38, 39, 40};
   metrics.rules_file = {"0123456789abcdef", 1'767'323'046.5, 41, 42, false};
-  metrics.rules = {{"api", "per-key", 100, 7, 2, false}, {"api", "trial", 50, 9, 0, true}};
+  metrics.rules = {{"api", "per-key", 100, 7, 2, false, 43}, {"api", "trial", 50, 9, 0, true}};
   metrics.peers = {{"us/us-1", true, 5, 0.25, -0.125, 3}, {"ap/ap-1", false, 0, {}, {}, 0}};
   metrics.storage = StorageMetrics{true, 10, 20, 4096, 1, 0.004, 11, 12};
   metrics.home = HomeMetrics{13, 14, 15, 16};
@@ -136,6 +136,8 @@ TEST(Metrics, RendersEveryFigure) {
       {"weir_home_served_total", 14},
       {"weir_home_refused_total", 15},
       {"weir_home_degraded_total", 16},
+      {"weir_over_admission_worst_case_units{domain=\"api\",rule=\"per-key\"}", 43},
+      {"weir_over_admission_worst_case_units{domain=\"api\",rule=\"trial\"}", 0},
       {"weir_peer_up{peer=\"us/us-1\"}", 1},
       {"weir_peer_up{peer=\"ap/ap-1\"}", 0},
       {"weir_peer_unacked_changes{peer=\"us/us-1\"}", 5},

@@ -232,7 +232,7 @@ LAW(44, "merged over-admission stays within what the others admitted since their
   options.rules = rule_set({rule});
   Mesh mesh(options);
   bool bucket = rule.algorithm == Algorithm::token_bucket;
-  // Hand-over, commit, tick, network, and all of it once more where eight pushes were under way.
+  // Hand-over, commit, tick, network, and all of it once more where pushes were held back.
   constexpr Nanos kExchange = kSecond;
   // While a link is cut, and until the resend after it, nothing is exchanged.
   Nanos partition_from = kNever;

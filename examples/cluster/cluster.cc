@@ -69,7 +69,8 @@ Cluster::Cluster(ClusterOptions options) : options_(std::move(options)) {
   for (std::size_t from = 0; from < nodes_.size(); ++from) {
     for (std::size_t to = 0; to < nodes_.size(); ++to) {
       if (from == to) continue;
-      links_.push_back({from, to, std::make_unique<Relay>(0, nodes_[to].peers, options_.delay)});
+      Nanos delay = options_.delay_between ? options_.delay_between(from, to) : options_.delay;
+      links_.push_back({from, to, std::make_unique<Relay>(0, nodes_[to].peers, delay)});
     }
   }
   std::ofstream(options_.directory + "/rules.yaml") << options_.rules;

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,6 +21,8 @@ struct ClusterOptions {
   std::vector<std::string> more_arguments{};  ///< of every weir-node
   std::vector<std::string> environment{};     ///< "NAME=value", added to every weir-node's
   Nanos delay = 0;                            ///< one way, between any two nodes
+  /// If set, the one-way delay between two nodes instead; the same both ways.
+  std::function<Nanos(std::size_t, std::size_t)> delay_between{};
 };
 
 /// Real node processes on loopback, with a relay on every link between two of them. Used by the
