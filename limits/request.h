@@ -28,6 +28,9 @@ struct Request {
   /// If not empty: of the rules that match only those of these names apply. For one request that is
   /// decided in several places.
   std::span<const std::string_view> only = {};
+  /// The answer should tell by how much each rule may be over its limit at most (a node's business:
+  /// the limiter does not look at it).
+  bool wants_bound = false;
 
   /// The value of `key`, or nullptr.
   const std::string_view* find(std::string_view key) const {

@@ -179,6 +179,35 @@ struct Sender {
   }
 };
 
+TEST_F(ClusterTest, TheLiveBoundGrowsWhileARegionIsCutOff) {
+  Cluster cluster(options({"eu", "us"}));
+  cluster.start_all();
+  rpc::Client eu(client_options(cluster.client_address(0)));
+  rpc::Client us(client_options(cluster.client_address(1)));
+  rpc::CheckItem ask = item("quick", "k", 1);
+  EXPECT_FALSE(eu.check(ask).decider()->over_admission);
+  ask.wants_bound = true;
+  auto bound = [&] { return eu.check(ask).decider()->over_admission.value_or(~0ull); };
+  auto consume = [&](int times) {
+    for (int i = 0; i < times; ++i) {
+      EXPECT_TRUE(us.check(item("quick", "k", 10)).allowed);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  };
+  consume(150);  // 3 s at about 500 units a second
+  EXPECT_LT(bound(), 1000u);
+  cluster.cut(1);
+  consume(100);
+  // What it admitted meanwhile, of which nothing is known here.
+  std::uint64_t after_two = bound();
+  EXPECT_GE(after_two, 600u);
+  consume(50);
+  EXPECT_GT(bound(), after_two);
+  cluster.heal(1);
+  ASSERT_TRUE(converges(cluster));
+  EXPECT_LT(bound(), after_two);
+}
+
 TEST_F(ClusterTest, RulesChangeWhileANodeRuns) {
   Cluster cluster(options({"eu"}));
   cluster.start_all();

@@ -431,8 +431,13 @@ struct Daemon::Impl final : rpc::PeerHandler,
   static constexpr const char* kNotDurable =
       "limiter_unavailable: storage has failed and the rule is on_failure: closed";
 
-  rpc::CheckReply reply_of(const Decision& decision) const {
-    return node::reply_of(decision, *rules);
+  rpc::CheckReply reply_of(const Decision& decision, const Request& request) {
+    rpc::CheckReply reply = node::reply_of(decision, *rules);
+    for (std::size_t i = 0; request.wants_bound && i < reply.statuses.size(); ++i) {
+      reply.statuses[i].over_admission =
+          engine->over_admission(decision.statuses[i].rule, wall_clock());
+    }
+    return reply;
   }
 
   kj::Promise<void> check(std::span<const Request> requests,
@@ -456,7 +461,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
         continue;
       }
       engine->check(requests[i], wall, decision);
-      replies[i] = reply_of(decision);
+      replies[i] = reply_of(decision, requests[i]);
       if (decision.wants_commit) waiting.emplace_back(i, open_on_failure(decision));
     }
     return here(replies, std::move(waiting)).then([this, replies, away] {
@@ -551,7 +556,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
     if (!reply.decision.error.empty()) return kj::READY_NOW;
     Decision decision;
     Ticket ticket = engine->reserve(request, wall_clock(), timeout, decision);
-    reply.decision = reply_of(decision);
+    reply.decision = reply_of(decision, request);
     reply.ticket = engine->ticket_name(ticket);
     // What is held is not durable; without a ticket it was counted, as by a check.
     if (!decision.wants_commit) return kj::READY_NOW;
@@ -576,7 +581,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
     }
     Decision decision;
     Lease lease = engine->lease(request, terms, wall_clock(), decision);
-    reply.decision = reply_of(decision);
+    reply.decision = reply_of(decision, request);
     reply.ticket = engine->ticket_name(lease.ticket);
     reply.hits = lease.hits;
     reply.term = lease.term;
@@ -613,7 +618,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
                        const rpc::CheckReply& reply) { done(http_answer(reply, domain)); });
       return;
     }
-    decide(std::move(done), [&](Nanos wall, Decision& decision, HttpAnswer&) {
+    decide(request, std::move(done), [&](Nanos wall, Decision& decision, HttpAnswer&) {
       engine->check(request, wall, decision);
     });
   }
@@ -627,7 +632,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
       done(refused);
       return;
     }
-    decide(std::move(done), [&](Nanos wall, Decision& decision, HttpAnswer& answer) {
+    decide(request, std::move(done), [&](Nanos wall, Decision& decision, HttpAnswer& answer) {
       answer.ticket = engine->ticket_name(engine->reserve(request, wall, timeout, decision));
     });
   }
@@ -656,7 +661,8 @@ struct Daemon::Impl final : rpc::PeerHandler,
   }
 
   template <typename Decide>
-  void decide(std::function<void(const HttpAnswer&)> done, Decide decide_now) {
+  void decide(const Request& request, std::function<void(const HttpAnswer&)> done,
+              Decide decide_now) {
     HttpAnswer answer;
     if (stopping) {
       answer.error = "the node is stopping";
@@ -666,7 +672,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
     Nanos wall = wall_clock();
     Decision decision;
     decide_now(wall, decision, answer);
-    fill(answer, decision, wall);
+    fill(answer, decision, request, wall);
     if (!decision.wants_commit) {
       done(answer);
       return;
@@ -750,7 +756,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
     pump_at_end_of_turn();
   }
 
-  void fill(HttpAnswer& answer, const Decision& decision, Nanos wall) const {
+  void fill(HttpAnswer& answer, const Decision& decision, const Request& request, Nanos wall) {
     answer.allowed = decision.allowed;
     answer.deciding = decision.deciding;
     answer.repeated = decision.repeated;
@@ -769,6 +775,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
       out.delay = status.delay;
       out.quota = rule.limit;
       out.window = rule.calendar ? 0 : rule.window;
+      if (request.wants_bound) out.over_admission = engine->over_admission(status.rule, wall);
       answer.statuses.push_back(std::move(out));
     }
   }

@@ -519,7 +519,7 @@ void HttpFront::Impl::dispatch_post(const std::shared_ptr<Exchange>& exchange) {
   std::vector<Entry> entries;
   entries.reserve(body.descriptor.size());
   for (const auto& [key, value] : body.descriptor) entries.push_back({key, value});
-  const Request request{body.domain, entries, body.hits, body.request_id};
+  const Request request{body.domain, entries, body.hits, body.request_id, body.over_admission};
   auto done = [weak = std::weak_ptr<Exchange>(exchange)](const HttpAnswer& answer) {
     const std::shared_ptr<Exchange> waiting = weak.lock();
     if (waiting == nullptr) return;

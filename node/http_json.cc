@@ -22,7 +22,11 @@ class CheckReader final : public nlohmann::json_sax<json> {
   bool finished() const { return place_ == Place::end; }
 
   bool null() override { return wrong(); }
-  bool boolean(bool) override { return wrong(); }
+  bool boolean(bool value) override {
+    if (place_ != Place::body || name_ != "over_admission") return wrong();
+    out_.over_admission = value;
+    return true;
+  }
   bool number_integer(number_integer_t) override { return wrong(); }
   bool number_float(number_float_t, const string_t&) override { return wrong(); }
   bool binary(binary_t&) override { return wrong(); }
@@ -89,13 +93,15 @@ class CheckReader final : public nlohmann::json_sax<json> {
                      : name == "descriptor"             ? &seen_descriptor_
                      : name == "hits"                   ? &seen_hits_
                      : name == "request_id"             ? &seen_request_id_
+                     : name == "over_admission"         ? &seen_over_admission_
                      : name == "timeout_ms" && reserve_ ? &seen_timeout_
                                                         : nullptr;
         if (seen == nullptr) {
           return fail(shown(name),
-                      reserve_ ? "unknown field; expected domain, descriptor, hits, request_id or "
-                                 "timeout_ms"
-                               : "unknown field; expected domain, descriptor, hits or request_id");
+                      reserve_ ? "unknown field; expected domain, descriptor, hits, request_id, "
+                                 "over_admission or timeout_ms"
+                               : "unknown field; expected domain, descriptor, hits, request_id or "
+                                 "over_admission");
         }
         if (std::exchange(*seen, true)) return fail(name, "repeated field; expected it once");
         name_ = name;
@@ -178,6 +184,7 @@ class CheckReader final : public nlohmann::json_sax<json> {
         if (name_ == "hits") {
           return fail(name_, fmt::format("expected an integer from 0 to {}", kMaxHits));
         }
+        if (name_ == "over_admission") return fail(name_, "expected true or false");
         if (name_ == "timeout_ms") {
           return fail(name_, fmt::format("expected an integer from 0 to {}", kMaxTimeoutMs));
         }
@@ -225,6 +232,7 @@ class CheckReader final : public nlohmann::json_sax<json> {
   bool seen_descriptor_ = false;
   bool seen_hits_ = false;
   bool seen_request_id_ = false;
+  bool seen_over_admission_ = false;
   bool seen_timeout_ = false;
   bool seen_key_ = false;
   bool seen_value_ = false;
@@ -323,6 +331,7 @@ Ordered to_json(const HttpStatus& status) {
   out["delay_ms"] = milliseconds(status.delay);
   out["shadow"] = status.shadow;
   out["degraded"] = status.degraded;
+  if (status.over_admission) out["over_admission_worst_case"] = *status.over_admission;
   return out;
 }
 

@@ -16,8 +16,9 @@ struct CheckBody {
   std::string domain;
   std::vector<std::pair<std::string, std::string>> descriptor;
   std::uint64_t hits = 1;
-  std::string request_id;   ///< empty: none
-  Nanos timeout = kMinute;  ///< of a reservation
+  std::string request_id;       ///< empty: none
+  bool over_admission = false;  ///< the answer should tell HttpStatus::over_admission
+  Nanos timeout = kMinute;      ///< of a reservation
 };
 
 /// The body of POST /v1/settle, checked.

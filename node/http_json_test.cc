@@ -164,9 +164,23 @@ TEST(ParseCheck, RefusesWrongKinds) {
             "descriptor[0].value: expected a string of at most 4096 bytes");
 }
 
+TEST(ParseCheck, MayAskForTheBound) {
+  CheckBody body;
+  BodyError error;
+  ASSERT_TRUE(parse_check(R"({"domain":"a","over_admission":true})", body, error));
+  EXPECT_TRUE(body.over_admission);
+  HttpAnswer answer;
+  answer.statuses.resize(2);
+  answer.statuses[1].over_admission = 17;
+  auto told = nlohmann::json::parse(answer_json(answer)).at("statuses");
+  EXPECT_FALSE(told[0].contains("over_admission_worst_case"));
+  EXPECT_EQ(told[1].at("over_admission_worst_case"), 17);
+}
+
 TEST(ParseCheck, RefusesUnknownRepeatedAndMissingNames) {
   EXPECT_EQ(bad(R"({"domain":"a","hit":1})"),
-            "hit: unknown field; expected domain, descriptor, hits or request_id");
+            "hit: unknown field; expected domain, descriptor, hits, request_id or over_admission");
+  EXPECT_EQ(bad(R"({"domain":"a","over_admission":1})"), "over_admission: expected true or false");
   EXPECT_EQ(bad(R"({"domain":"a","domain":"b"})"), "domain: repeated field; expected it once");
   EXPECT_EQ(bad(R"({"hits":1,"domain":"a","hits":2})"), "hits: repeated field; expected it once");
   EXPECT_EQ(bad(R"({"descriptor":{},"descriptor":[]})"),

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +22,9 @@ struct CheckStatus {
   bool shadow = false;
   bool degraded = false;
   Nanos delay = 0;  ///< allowed by a leaky bucket: after which to forward the request
+  /// If asked for: units, by which the rule may be over its limit at most, by what peers admitted
+  /// unseen. At most 2^63 - 1.
+  std::optional<std::uint64_t> over_admission{};
   friend bool operator==(const CheckStatus&, const CheckStatus&) = default;
 };
 
@@ -59,6 +63,7 @@ struct CheckItem {
   std::string id = {};     ///< names the request, which then counts once; empty: no name
   /// Between nodes: the home rules that are to decide, where they arrive. Empty: all, anywhere.
   std::vector<std::string> only = {};
+  bool wants_bound = false;      ///< asks for CheckStatus::over_admission
   friend bool operator==(const CheckItem&, const CheckItem&) = default;
 };
 

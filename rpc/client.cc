@@ -145,6 +145,7 @@ void write(const CheckItem& item, schema::CheckRequest::Builder to) {
       only.set(static_cast<capnp::uint>(k), text(item.only[k]));
     }
   }
+  if (item.wants_bound) to.setWantsBound(true);
   auto entries = to.initEntries(static_cast<capnp::uint>(item.entries.size()));
   for (std::size_t k = 0; k < item.entries.size(); ++k) {
     entries[static_cast<capnp::uint>(k)].setKey(text(item.entries[k].first));

@@ -110,7 +110,8 @@ void load(Requests in, Call& call) {
     call.requests.push_back(
         {domain, std::span(call.entries.data() + first, call.entries.size() - first),
          request.getHits(), id,
-         std::span(call.only.data() + first_only, call.only.size() - first_only)});
+         std::span(call.only.data() + first_only, call.only.size() - first_only),
+         request.getWantsBound()});
   }
   call.replies.resize(call.requests.size());
 }

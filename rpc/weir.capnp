@@ -160,6 +160,7 @@ struct CheckRequest {
   hits @2 :UInt64 = 1;   # 0 peeks
   id @3 :Text;           # not empty: names the request, which then counts once
   only @4 :List(Text);   # from another node, not empty: these home rules alone, and no further
+  wantsBound @5 :Bool;   # the answer should tell overAdmission
 }
 
 struct Entry {
@@ -193,4 +194,5 @@ struct RuleStatus {
   shadow @6 :Bool;
   degraded @7 :Bool;
   delayNs @8 :Int64;           # allowed: after this long forward the request (leaky buckets)
+  overAdmission @9 :Int64 = -1;  # if asked for: units, by which the rule may be over its limit at most
 }

@@ -623,6 +623,11 @@ void encode(const CheckReply& reply, schema::CheckResult::Builder out) {
     to.setShadow(status.shadow);
     to.setDegraded(status.degraded);
     to.setDelayNs(status.delay);
+    if (status.over_admission) {
+      constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
+      to.setOverAdmission(static_cast<std::int64_t>(
+          std::min<std::uint64_t>(*status.over_admission, std::uint64_t{kMost})));
+    }
   }
 }
 
@@ -649,6 +654,9 @@ bool decode(schema::CheckResult::Reader in, CheckReply& out) {
     status.shadow = from.getShadow();
     status.degraded = from.getDegraded();
     status.delay = std::max<Nanos>(from.getDelayNs(), 0);
+    if (from.getOverAdmission() >= 0) {
+      status.over_admission = static_cast<std::uint64_t>(from.getOverAdmission());
+    }
   }
   return true;
 }

@@ -386,6 +386,7 @@ TEST(Wire, RepliesRoundTrip) {
   reply.statuses = {{"per-ip", 10, 3, kSecond, 0, true, true, false},
                     {"per-key", kMax, 0, kMinute, kNever, false, false, true}};
   reply.statuses[0].delay = 250 * kMillisecond;
+  reply.statuses[0].over_admission = 17;
   CheckReply failed;
   failed.error = "deadline";
   for (const auto& in : {reply, failed, CheckReply{}}) {
