@@ -25,12 +25,12 @@ struct Request {
   /// Names this request, within its domain; empty: it has no name. The same name again is the same
   /// request again (Limiter::check), whatever else it says.
   std::string_view id = {};
-  /// If not empty: of the rules that match only those of these names apply. For one request that is
-  /// decided in several places.
-  std::span<const std::string_view> only = {};
   /// The answer should tell by how much each rule may be over its limit at most (a node's business:
   /// the limiter does not look at it).
   bool wants_bound = false;
+  /// If not empty: of the rules that match only those of these names apply. For one request that is
+  /// decided in several places.
+  std::span<const std::string_view> only = {};
 
   /// The value of `key`, or nullptr.
   const std::string_view* find(std::string_view key) const {

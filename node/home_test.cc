@@ -216,7 +216,7 @@ TEST(HomeDesk, AForwardedRequestGoesNoFurther) {
   rpc::CheckItem asked = item("k");
   std::vector<Entry> entries{{"key", "k"}};
   std::vector<std::string_view> only{"home"};
-  Request request{"api", entries, 1, {}, only};
+  Request request{"api", entries, 1, {}, false, only};
   EXPECT_FALSE(cluster.desk(0).concerns(request));
   EXPECT_EQ(cluster.desk(0).refuse(request).find("unavailable: ap/ap-1: it is not the home of rule "
                                                  "\"home\""),

@@ -62,7 +62,7 @@ class HomeCluster {
     explicit AsRequest(const rpc::CheckItem& item) {
       for (const auto& [key, value] : item.entries) entries.push_back({key, value});
       only.assign(item.only.begin(), item.only.end());
-      request = {item.domain, entries, item.hits, item.id, only};
+      request = {item.domain, entries, item.hits, item.id, item.wants_bound, only};
     }
     std::vector<Entry> entries;
     std::vector<std::string_view> only;

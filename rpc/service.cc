@@ -109,9 +109,8 @@ void load(Requests in, Call& call) {
     for (auto rule : request.getOnly()) call.only.push_back(keep(rule));
     call.requests.push_back(
         {domain, std::span(call.entries.data() + first, call.entries.size() - first),
-         request.getHits(), id,
-         std::span(call.only.data() + first_only, call.only.size() - first_only),
-         request.getWantsBound()});
+         request.getHits(), id, request.getWantsBound(),
+         std::span(call.only.data() + first_only, call.only.size() - first_only)});
   }
   call.replies.resize(call.requests.size());
 }
