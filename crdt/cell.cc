@@ -73,7 +73,7 @@ bool valid(const Cell& cell) {
   for (std::size_t i = 0; i < cell.slots.size(); ++i) {
     const Slot& slot = cell.slots[i];
     if (slot.value == 0 || !slot.id.writer) return false;
-    if (!bucket && slot.id.birth != 0) return false;
+    if (!bucket && !is_row(slot.id.birth)) return false;
     if (i > 0 && !(cell.slots[i - 1].id < slot.id)) return false;
   }
   if (!bucket) return cell.bucket == BucketState{};

@@ -70,7 +70,13 @@ struct Cell {
 /// no more than the slots present. Requires equal ids. Returns true if `into` changed.
 bool join(Cell& into, const Cell& from);
 
-/// A well-formed cell: valid epoch; slots sorted, unique, non-zero; windowed slots have birth 0;
+/// What the birth of a windowed slot may be, and that of a bucket's never is but for 0: 0 for a
+/// count, or a row of an escrow rule (escrow.h).
+constexpr bool is_row(std::uint64_t birth) {
+  return birth <= 3 || birth >> 63 != 0;
+}
+
+/// A well-formed cell: valid epoch; slots sorted, unique, non-zero; windowed slots have is_row();
 /// a bucket's checkpoint counts at most its slots (one that counts nothing says nothing: it is the
 /// empty one), and its times are in order. What comes from a socket or a disk is checked with this
 /// before it is joined.

@@ -24,7 +24,8 @@ struct SeriesId {
   friend auto operator<=>(const SeriesId&, const SeriesId&) = default;
 };
 
-/// A slot's global name. `birth` is 0 in a windowed cell. In a bucket cell it is the instant at
+/// A slot's global name. `birth` is 0 in a windowed cell, or says which row of an escrow rule this
+/// is (escrow.h). In a bucket cell it is the instant at
 /// which the writer made the slot: a bucket that was dropped and comes back gets a new slot, so an
 /// old copy at a peer cannot mask it.
 struct SlotId {

@@ -267,6 +267,7 @@ struct Replica::Impl {
       stream.emplace(entry->stamp, entry);
     }
     if (own.urgent) next_sync = std::min(next_sync, last_sync + kUrgentSpacing);
+    if (own.tell) outbox.durable.push_back(own);
   }
 
   /// A slot born after a bucket was over starts it anew: what the bucket held has drained, and its
@@ -358,13 +359,14 @@ struct Replica::Impl {
     peer.sent_at = now;
   }
 
-  /// What the stream carries of a cell: the own slot, or a bucket with everything it counted.
+  /// What the stream carries of a cell: the own slots, or a bucket with everything it counted.
   Cell outgoing(const Cell& cell) const {
     if (cell.id.is_bucket()) return cell;
     Cell own;
     own.id = cell.id;
-    SlotId slot{options.incarnation, 0};
-    own.raise(slot, cell.value_of(slot));
+    for (const Slot& slot : cell.slots) {
+      if (slot.id.writer == options.incarnation) own.slots.push_back(slot);
+    }
     return own;
   }
 
@@ -407,12 +409,22 @@ struct Replica::Impl {
       }
       if (std::optional<Cell> grown = merge_cell(cell)) {
         ++merged.changed;
-        for (const Slot& slot : grown->slots) learn(slot.id.writer, delta, merged.written);
+        for (const Slot& slot : grown->slots) {
+          learn(slot.id.writer, delta, merged.written);
+          counters.elder_rows += elder_row(grown->id, slot.id);
+        }
         outbox.changed.push_back(grown->id);
         merged.written.cells.push_back(std::move(*grown));
       }
     }
     return merged;
+  }
+
+  /// A row that another life of this member wrote.
+  bool elder_row(const CellId& cell, const SlotId& slot) const {
+    if (cell.is_bucket() || slot.birth == 0 || slot.writer == options.incarnation) return false;
+    auto member = members.find(slot.writer);
+    return member != members.end() && member->second == options.self;
   }
 
   void learn(const Incarnation& writer, const Delta& delta, Delta& written) {
@@ -453,7 +465,7 @@ struct Replica::Impl {
   /// False for a bucket slot made before the last time this bucket was dropped: its value is known
   /// to nobody but the peers any more.
   static bool owns(const SlotId& slot, const Entry* entry) {
-    return slot.birth == 0 || (entry != nullptr && entry->own_birth == slot.birth);
+    return is_row(slot.birth) || (entry != nullptr && entry->own_birth == slot.birth);
   }
 
   void receive(PeerIndex index, const Incarnation& from, const Message& message, Nanos now) {
@@ -706,6 +718,13 @@ WriteId Replica::count(std::span<const OwnCount> counts, Nanos now) {
   WriteId id = impl_->count(counts);
   if (impl_->memory_only && impl_->next_sync <= now) impl_->sync(now);
   return id;
+}
+
+WriteId Replica::written() const {
+  return impl_->last_write;
+}
+WriteId Replica::durable() const {
+  return impl_->last_persisted;
 }
 
 void Replica::persisted(WriteId upto, Nanos now) {

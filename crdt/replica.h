@@ -18,10 +18,12 @@ namespace weir::crdt {
 /// The total this node's current incarnation has consumed in one cell, as the limiter knows it.
 struct OwnCount {
   CellId cell;
-  std::uint64_t birth = 0;  ///< 0 for windowed cells
+  std::uint64_t birth = 0;  ///< 0 for windowed cells, or which row (escrow.h)
   std::uint64_t value = 0;  ///< the whole total, not an increment
   BucketState bucket;       ///< buckets only
   bool urgent = false;      ///< reached a mark of its limit: tell the peers at once
+  bool urgent = false;      ///< crossed 50, 80 or 100% of its limit: tell the peers at once
+  bool tell = false;        ///< comes back in Outbox::durable
 };
 
 /// Numbers of durable writes, rising from 1 within one Replica.
@@ -49,8 +51,10 @@ struct Outbox {
   /// Buckets that had drained and were begun anew: they hold less than before, so the limiter must
   /// forget too (Limiter::begin_anew, before it absorbs what changed).
   std::vector<CellId> begun_anew;
+  std::vector<OwnCount> durable;  ///< own counts that asked for it, and are durable now
   bool empty() const {
-    return messages.empty() && writes.empty() && changed.empty() && begun_anew.empty();
+    return messages.empty() && writes.empty() && changed.empty() && begun_anew.empty() &&
+           durable.empty();
   }
 };
 
@@ -89,6 +93,9 @@ struct ReplicaCounters {
   std::uint64_t stale_acks = 0;
   std::uint64_t repaired_cells = 0;  ///< changed by anti-entropy
   std::uint64_t alarms = 0;
+  /// Escrow rows of this member's other lives that a peer knew and this node did not. After a boot:
+  /// its disk is not the one on which they were written.
+  std::uint64_t elder_rows = 0;
 };
 
 /// One node's copy of the lattice, and the protocol that keeps copies equal. Sans-I/O: it is given
@@ -116,6 +123,10 @@ class Replica {
   /// New totals of the current incarnation. Returns the id of the write that makes them durable
   /// (0 in memory-only mode: nothing to wait for).
   WriteId count(std::span<const OwnCount> counts, Nanos now);
+
+  /// Every write made so far, and every one that is durable.
+  WriteId written() const;
+  WriteId durable() const;
 
   /// All writes up to `upto` are durable.
   void persisted(WriteId upto, Nanos now);

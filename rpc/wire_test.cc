@@ -202,14 +202,14 @@ TEST(Wire, InvalidCellsAreNamed) {
   // An epoch that ends before it starts.
   EXPECT_EQ(delta_refusal([](auto d) { d.getEpochExpiry().set(0, 1); }), "cell 0 is not valid");
   EXPECT_EQ(delta_refusal([](auto d) { d.getEpochStart().set(0, -5); }), "cell 0 is not valid");
-  // A slot of value zero, slots out of order, a birth in a windowed cell.
+  // A slot of value zero, slots out of order, a row that there is not in a windowed cell.
   EXPECT_EQ(delta_refusal([](auto d) { d.getSlotValue().set(0, 0); }), "cell 0 is not valid");
   EXPECT_EQ(delta_refusal([](auto d) {
               d.getSlotWriter().set(0, 1);
               d.getSlotWriter().set(1, 0);
             }),
             "cell 0 is not valid");
-  EXPECT_EQ(delta_refusal([](auto d) { d.getSlotBirth().set(0, 1); }), "cell 0 is not valid");
+  EXPECT_EQ(delta_refusal([](auto d) { d.getSlotBirth().set(0, 4); }), "cell 0 is not valid");
   // A checkpoint that counted more than the slots hold.
   EXPECT_EQ(delta_refusal([](auto d) { d.getBucketCounted().set(0, 12); }), "cell 1 is not valid");
   EXPECT_EQ(delta_refusal([](auto d) { d.getBucketExpiry().set(0, -1); }), "cell 1 is not valid");

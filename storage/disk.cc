@@ -17,6 +17,7 @@
 #include <fmt/format.h>
 
 #include <weir/crdt/codec.h>
+#include <weir/crdt/escrow.h>
 #include <weir/storage/lmdb_check.h>
 #include <weir/storage/lmdb_store.h>
 
@@ -527,10 +528,12 @@ void Disk::pack(Txn& txn, const crdt::Cell& cell, Bytes& value) {
     put_varint(value, static_cast<std::uint64_t>(state.checkpoint.debt >> 64));
     put_varint(value, static_cast<std::uint64_t>(state.checkpoint.debt));
   }
+  bool births = bucket || crdt::is_escrow(cell);
+  if (births && !bucket) put_varint(value, 0);
   put_varint(value, cell.slots.size());
   for (const crdt::Slot& slot : cell.slots) {
     put_varint(value, number_of(txn, slot.id.writer));
-    if (bucket) put_varint(value, slot.id.birth);
+    if (births) put_varint(value, slot.id.birth);
     put_varint(value, slot.value);
   }
 }
@@ -554,6 +557,8 @@ crdt::Cell Disk::unpack(View key, View value, const crdt::Generation& generation
     state.checkpoint.debt |= reader.varint();
   }
   std::uint64_t count = reader.varint();
+  bool births = bucket || (count == 0 && reader.left() > 0);
+  if (births && !bucket) count = reader.varint();
   if (count > reader.left()) reader.fail();
   if (reader.ok()) cell.slots.reserve(static_cast<std::size_t>(count));
   for (std::uint64_t i = 0; i < count && reader.ok(); ++i) {
@@ -565,7 +570,7 @@ crdt::Cell Disk::unpack(View key, View value, const crdt::Generation& generation
     }
     slot.id.writer = writer->second;
     if (reading_) used_.insert(slot.id.writer);
-    if (bucket) slot.id.birth = reader.varint();
+    if (births) slot.id.birth = reader.varint();
     slot.value = reader.varint();
     cell.slots.push_back(slot);
   }

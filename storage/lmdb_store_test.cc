@@ -164,6 +164,10 @@ TEST(LmdbStore, RoundTripFromLogAndFromTables) {
       all.cells.push_back(windowed(i, epoch(static_cast<std::int64_t>(i % 3)),
                                    {{1, i + 1}, {2, ~std::uint64_t{0} - i}, {3, 1ull << i}}));
       all.cells.push_back(bucket(i, kT0 + i, 1, i + 1, kT0, kT0 + kMinute));
+      // Of an escrow rule: slots are rows.
+      all.cells.push_back(windowed(100 + i, epoch(1), {{2, i + 1}}));
+      all.cells.back().raise({incarnation(1), 1}, 3);
+      all.cells.back().raise({incarnation(1), ~std::uint64_t{0} - i}, i + 5);
     }
     for (std::uint64_t i = 1; i <= 3; ++i) {
       all.members[incarnation(i)] = {"region", "node-" + std::to_string(i)};
