@@ -95,7 +95,40 @@ struct Repair {
   friend bool operator==(const Repair&, const Repair&) = default;
 };
 
-using Message = std::variant<Push, Ack, DigestOffer, Inventory, Repair>;
+// Escrow rules (docs/escrow.md). The replica does not know these: limits/escrow_agent.h does.
+
+/// "Of this window's rights you shall have transferred at least `wanted` to me", to the life that
+/// sends it. A total and not a difference, so any number of copies is one request. There is no
+/// answer but the row itself, which comes as every row does.
+struct RightsRequest {
+  SeriesId rule;  ///< RightsNeed::rule
+  CellId cell;
+  std::uint64_t wanted = 0;
+  friend bool operator==(const RightsRequest&, const RightsRequest&) = default;
+};
+
+/// "I am `life`, and would spend my rights: is there anything against it?"
+struct LifeClaim {
+  Incarnation life;
+  Nanos at = 0;               ///< the sender's time
+  std::uint64_t version = 0;  ///< ShareTable::version(at)
+  friend bool operator==(const LifeClaim&, const LifeClaim&) = default;
+};
+
+/// Answers a LifeClaim, if the life stands in the register here, durably, if shares agree, and if
+/// no other life of that member was heard of lately; otherwise nothing is answered.
+struct LifeWitness {
+  Incarnation life;
+  Nanos at = 0;            ///< as claimed
+  Nanos now = 0;           ///< the sender's time
+  std::uint64_t rows = 0;  ///< digest of what it holds of that member's other lives
+  friend bool operator==(const LifeWitness&, const LifeWitness&) = default;
+};
+
+using Message = std::variant<Push, Ack, DigestOffer, Inventory, Repair, RightsRequest, LifeClaim,
+                             LifeWitness>;
+/// For tables by Message::index().
+inline constexpr std::size_t kMessageKinds = std::variant_size_v<Message>;
 
 /// 64 bits that name a cell within its group.
 std::uint64_t cell_key(const CellId& id);

@@ -513,6 +513,11 @@ struct Replica::Impl {
     if (peer.truncated) push(index, now);
   }
 
+  // Of escrow rules, which are not the replica's business.
+  void on(PeerIndex, const Incarnation&, const RightsRequest&, Nanos) {}
+  void on(PeerIndex, const Incarnation&, const LifeClaim&, Nanos) {}
+  void on(PeerIndex, const Incarnation&, const LifeWitness&, Nanos) {}
+
   void on(PeerIndex index, const Incarnation&, const DigestOffer& message, Nanos) {
     Nanos common = std::max(floor, message.floor);
     std::map<Group, std::uint64_t> theirs;

@@ -22,7 +22,6 @@ struct OwnCount {
   std::uint64_t value = 0;  ///< the whole total, not an increment
   BucketState bucket;       ///< buckets only
   bool urgent = false;      ///< reached a mark of its limit: tell the peers at once
-  bool urgent = false;      ///< crossed 50, 80 or 100% of its limit: tell the peers at once
   bool tell = false;        ///< comes back in Outbox::durable
 };
 

@@ -21,6 +21,9 @@ struct RuleStatus {
   /// Denied: time until this very cost passes if nothing else comes; kNever if it never can.
   /// Exact: 1 ns earlier it is denied (an estimate where degraded). Allowed: 0.
   Nanos retry_after = 0;
+  /// Escrow, denied: there are no rights left here, but other members may have some, and are being
+  /// asked. retry_after is then when to try again, and not exact.
+  bool elsewhere = false;
   /// Leaky buckets, allowed: time after which the request should be forwarded, so that no more
   /// than the limit leaves per window. Exact: until what came before it has drained, rounded up to
   /// 1 ns. Else 0.

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -12,6 +13,7 @@
 
 #include <weir/limits/bucket.h>
 #include <weir/limits/divisor.h>
+#include <weir/limits/escrow_cell.h>
 #include <weir/limits/keyed_hash.h>
 #include <weir/limits/log_window.h>
 #include <weir/limits/marks.h>
@@ -41,6 +43,10 @@ constexpr Nanos kTimeStep = kMillisecond;
 constexpr std::size_t kAhead = 8;
 /// At most this many rules are looked at one by one, which is faster than looking them up.
 constexpr std::size_t kScannedRules = 8;
+/// Escrow: after this long, rights that were asked for may have come.
+constexpr Nanos kAskAgain = 200 * kMillisecond;
+/// Escrow: demand is measured in slices of at most this.
+constexpr Nanos kSlice = 2 * kSecond;
 constexpr std::uint64_t kMaxSmall = std::numeric_limits<std::uint32_t>::max();
 /// Rule sets that Limiter::rules(version) still has.
 constexpr std::size_t kVersionsKept = 8;
@@ -112,6 +118,9 @@ struct Plan {
   bool log = false;
   bool spread = false;
   bool small_windows = false;  // two windows are enough for Form::window
+  bool escrow = false;
+  std::uint64_t reserve = 0;   // durability reserve: kept ahead of what is used
+  SeriesId name;               // of an escrow rule, alike on all nodes
   bool plain_windows = false;  // and all are of one length, the older one weighted
   WindowShape window;          // but for a spread phase
   internal::Divisor sub;       // its length
@@ -126,6 +135,7 @@ struct Program {
   std::shared_ptr<const RuleSet> rules;
   std::vector<Plan> plans;  // by rule
   std::unordered_map<SeriesId, std::uint32_t> by_identity;
+  std::unordered_map<SeriesId, std::uint32_t> escrow;                // by Plan::name
   std::array<std::unique_ptr<AtomicCounters[]>, kStripes> counters;  // by rule
 
   RuleCounters count(std::uint32_t rule) const {
@@ -151,6 +161,7 @@ struct Item {
   bool made = false;     // the entry, by this request
   bool no_room = false;  // none could be made
   bool brisk = false;    // evaluated by its small bucket: `debt` is what it owes
+  bool waits = false;    // what it consumed is ahead of what is durable
   SeriesEntry* entry = nullptr;
   SeriesId id;
   std::uint64_t cost = 0;
@@ -162,7 +173,7 @@ struct Item {
 
   void begin_anew() {
     mode = Mode::consume;
-    made = no_room = false;
+    made = no_room = waits = false;
     entry = nullptr;
   }
 };
@@ -263,6 +274,7 @@ std::string identity(const Rule& rule) {
   append_text(text, std::to_string(sliding ? rule.slots : 0));
   append_text(text, sliding && rule.strict ? "strict" : "");
   append_text(text, rule.phase == Phase::spread ? "spread" : "");
+  if (rule.enforcement == Enforcement::escrow) append_text(text, "escrow");
   for (const std::string& key : rule.key) append_text(text, key);
   return text;
 }
@@ -319,6 +331,11 @@ crdt::BucketState small_bucket(const SeriesEntry& entry, const BucketShape& shap
   return state;
 }
 
+/// Small, and never above a hundredth of the limit (but for limits that have none).
+std::uint64_t reserve_of(const Rule& rule) {
+  return rule.durability == Durability::reserve ? std::max<std::uint64_t>(1, rule.limit / 100) : 0;
+}
+
 Plan plan_of(const Rule& rule, std::uint32_t number, const SeriesId& identity) {
   Plan plan;
   plan.rule = &rule;
@@ -330,7 +347,9 @@ Plan plan_of(const Rule& rule, std::uint32_t number, const SeriesId& identity) {
   plan.plain_cost = rule.cost_by_method.empty();
   plan.default_cost = rule.default_cost;
   plan.shadow = rule.shadow;
-  plan.commit = rule.durability == Durability::commit;
+  plan.escrow = rule.enforcement == Enforcement::escrow;
+  plan.reserve = reserve_of(rule);
+  plan.commit = rule.durability == Durability::commit && !plan.escrow;
   plan.one_entry = rule.match.empty() && rule.key.size() == 1;
   plan.bucket_cell = is_bucket(rule.algorithm);
   plan.log = rule.algorithm == Algorithm::sliding_log;
@@ -341,7 +360,8 @@ Plan plan_of(const Rule& rule, std::uint32_t number, const SeriesId& identity) {
   } else if (!plan.log) {
     WindowShape shape = window_shape(rule, {});
     // A thread that is late by the grace still finds its window.
-    plan.small_windows = shape.previous <= 1 && (shape.calendar || shape.sub >= kGrace);
+    plan.small_windows = shape.previous <= 1 && (shape.calendar || shape.sub >= kGrace) &&
+                         !plan.escrow && plan.reserve == 0;
     plan.plain_windows = plan.small_windows && shape.calendar == nullptr && !shape.strict;
     plan.spread = rule.phase == Phase::spread;
     plan.sub = internal::Divisor(static_cast<std::uint64_t>(shape.sub));
@@ -367,8 +387,16 @@ struct Limiter::Impl {
   RequestIds ids;
   Tickets tickets;
   std::atomic<std::uint64_t> timed_out{0};
-  std::mutex reload_mutex;                               // taken with no other lock held
-  RuleNumbers numbers;                                   // changed with reload_mutex
+  // Where escrow rules stand: EscrowStanding, read by every thread.
+  std::atomic<bool> open{true};
+  std::atomic<bool> stopped{false};
+  std::atomic<bool> disk{true};
+  std::atomic<Nanos> horizon{-1};
+  EscrowNeeds needs;
+  std::mutex busy_mutex;            // taken with an entry's lock held
+  std::map<CellId, SeriesId> busy;  // windows in which more was asked for than the share; the rule
+  std::mutex reload_mutex;          // taken with no other lock held
+  RuleNumbers numbers;              // changed with reload_mutex
   std::vector<std::shared_ptr<const RuleSet>> versions;  // the newest is the last
   std::unordered_map<SeriesId, RuleCounters> past;       // of programs that are gone
   Programs programs;
@@ -396,6 +424,10 @@ struct Limiter::Impl {
       program->by_identity.emplace(id, static_cast<std::uint32_t>(program->plans.size()));
       Plan plan = plan_of(rule, numbers.number_of(id, rule), id);
       plan.commit = plan.commit && options.replicated;
+      if (plan.escrow) {
+        plan.name = hash_with(internal::KeyedHash(options.hash_key), "name of " + identity(rule));
+        program->escrow.emplace(plan.name, static_cast<std::uint32_t>(program->plans.size()));
+      }
       program->plans.push_back(std::move(plan));
     }
     for (auto& stripe : program->counters) {
@@ -535,6 +567,7 @@ struct Limiter::Impl {
       status.reset = verdict.reset;
       status.retry_after = verdict.retry_after;
       status.delay = verdict.delay;
+      status.elsewhere = verdict.elsewhere;
       return;
     }
     item.debt = plan.brisk.debt(*entry, now);
@@ -605,6 +638,7 @@ struct Limiter::Impl {
     const SeriesEntry* entry = item.entry;
     Form form = entry == nullptr ? Form::unused : entry->form();
     Series* series = form == Form::general ? entry->series : nullptr;
+    if (plan.escrow) return evaluate_escrow(plan, item, series, cost, now);
     if (plan.log) {
       return evaluate_log(read_log(series, plan.limit + 1), plan.rule->window, plan.limit, now,
                           cost);
@@ -696,7 +730,7 @@ struct Limiter::Impl {
     return *entry.series;
   }
 
-  void consume(const Plan& plan, const Item& item, Nanos now, const RuleStatus& status) {
+  void consume(const Plan& plan, Item& item, Nanos now, const RuleStatus& status) {
     SeriesEntry& entry = *item.entry;
     // Small forms were made by a request: they have their rule, and it is on another line.
     bool small = item.brisk || entry.form() == Form::window;
@@ -710,6 +744,10 @@ struct Limiter::Impl {
       entry.time = now + item.ahead;
       return;
     }
+    if (plan.escrow) {
+      consume_escrow(plan, item);
+      return;
+    }
     if (plan.bucket_cell) {
       if (!begin_small_bucket(plan, item, now)) {
         consume_bucket_cell(plan, general(entry, item.id), item.cost, now);
@@ -721,6 +759,7 @@ struct Limiter::Impl {
                                                 : item.shape.epoch(item.index));
       cell.own = add_saturated(cell.own, item.cost);
       cell.dirty = options.replicated;
+      if (options.replicated && plan.reserve > 0) keep_reserve(plan, item, cell);
     }
     if (!options.replicated) return;
     std::uint64_t used = status.limit - std::min(status.limit, status.remaining);
@@ -983,8 +1022,10 @@ struct Limiter::Impl {
       status.rule = item.rule;
       status.shadow = plan.shadow;
       status.degraded = false;
+      status.elsewhere = false;
       status.limit = plan.limit;
       assess(plan, item, now, status);
+      if (plan.escrow) note_demand(plan, item, status, now);
       if (status.allowed && item.cost > 0 &&
           (item.entry == nullptr || item.mode == Mode::no_ticket)) [[unlikely]] {
         if (item.mode == Mode::no_ticket && plan.rule->on_failure == OnFailure::closed) {
@@ -1014,7 +1055,7 @@ struct Limiter::Impl {
       if (consumes) {
         consume(plan, item, now, status);
         status.remaining -= std::min(status.remaining, item.cost);
-        out.wants_commit |= plan.commit;
+        out.wants_commit |= plan.commit || item.waits;
         if (!item.brisk) status.reset = reset_after(plan, item, status, now);
       } else if (status.degraded && out.allowed && status.allowed) {
         Period period = period_of(plan, item, now);
@@ -1154,7 +1195,12 @@ struct Limiter::Impl {
       return;
     }
     series.forget_windows(now - kGrace);
-    series.window(epoch_of(plan, item, now)).held += item.cost;
+    crdt::Epoch epoch = epoch_of(plan, item, now);
+    if (plan.escrow) {
+      place(plan, item.id, series.escrow_cell(epoch)).held += item.cost;
+    } else {
+      series.window(epoch).held += item.cost;
+    }
   }
 
   Settled settle_ticket(const OpenTicket& ticket, std::uint64_t actual, Nanos now) {
@@ -1176,8 +1222,8 @@ struct Limiter::Impl {
         table.set_rule(entry, plan.number);
         bool counted = settle_hold(plan, item, hold, now);
         out.lapsed |= !counted;
-        out.wants_commit |= counted && item.cost > 0 && options.replicated &&
-                            plan.rule->durability == Durability::commit;
+        out.wants_commit |=
+            counted && item.cost > 0 && (item.waits || (options.replicated && plan.commit));
       });
     }
     return out;
@@ -1194,8 +1240,9 @@ struct Limiter::Impl {
   }
 
   /// False if it is too late to count anything.
-  bool settle_hold(const Plan& plan, const Item& item, const Hold& hold, Nanos now) {
+  bool settle_hold(const Plan& plan, Item& item, const Hold& hold, Nanos now) {
     Series& series = *item.entry->series;
+    if (plan.escrow) return settle_escrow(plan, item, hold, now);
     WindowCell* cell = nullptr;
     if (plan.bucket_cell) {
       series.bucket->held -= hold.units;
@@ -1216,6 +1263,7 @@ struct Limiter::Impl {
     } else {
       cell->own = add_saturated(cell->own, item.cost);
       cell->dirty = options.replicated;
+      if (options.replicated && plan.reserve > 0) keep_reserve(plan, item, *cell);
     }
     if (!options.replicated) return true;
     if (crosses_mark(used, add_saturated(used, item.cost), plan.limit)) {
@@ -1301,12 +1349,15 @@ struct Limiter::Impl {
               false);
   }
 
-  static void drain_series(const SeriesId& id, Series& series, bool urgent,
-                           std::vector<crdt::OwnCount>& out) {
+  void drain_series(const SeriesId& id, Series& series, bool urgent,
+                    std::vector<crdt::OwnCount>& out) const {
+    for (EscrowCell& cell : series.escrow) cell.drain(id, takes_share(cell.epoch), out);
     for (WindowCell& cell : series.windows) {
       if (!cell.dirty) continue;
       cell.dirty = false;
-      out.push_back({{id, cell.epoch}, 0, cell.own, {}, urgent});
+      bool ahead = cell.block > 0;
+      if (ahead) cell.ceiling = std::max(cell.ceiling, add_saturated(cell.own, cell.block));
+      out.push_back({{id, cell.epoch}, 0, ahead ? cell.ceiling : cell.own, {}, urgent, ahead});
     }
     if (series.bucket == nullptr || !series.bucket->dirty) return;
     BucketCell& bucket = *series.bucket;
@@ -1404,8 +1455,15 @@ struct Limiter::Impl {
       if (entry.form() == Form::unused) return false;
       Series& series = general(entry, id);
       bool dirty = false;
+      // Rights belong to a life: the driver tells what the fresh one has.
+      for (EscrowCell& cell : series.escrow) cell.begin_anew();
       for (WindowCell& cell : series.windows) {
-        cell.dirty = leave_behind(cell, durable({id, cell.epoch}, {old, 0}));
+        std::uint64_t held = durable({id, cell.epoch}, {old, 0});
+        // The old slot stays as it is, with what it was ahead.
+        std::uint64_t ahead = held - std::min(held, cell.own);
+        cell.dirty = leave_behind(cell, held);
+        cell.others = add_saturated(cell.others, ahead);
+        cell.ceiling = cell.durable = 0;
         dirty |= cell.dirty;
       }
       if (series.bucket != nullptr && series.bucket->birth != 0) {
@@ -1425,6 +1483,218 @@ struct Limiter::Impl {
     cell.own -= held;
     cell.others = add_saturated(cell.others, held);
     return cell.own > 0;
+  }
+
+  // Escrow rules: every member spends rights of its own. EscrowCell has the arithmetic.
+
+  bool takes_share(const crdt::Epoch& epoch) const {
+    return open.load(std::memory_order_relaxed) &&
+           epoch.start > horizon.load(std::memory_order_relaxed);
+  }
+
+  /// A limit that changes does so for later windows.
+  EscrowCell& place(const Plan& plan, const SeriesId& id, EscrowCell& cell) const {
+    if (cell.placed) return cell;
+    cell.placed = true;
+    cell.share = options.shares == nullptr
+                     ? plan.limit
+                     : options.shares->share(options.self, id, plan.limit, cell.epoch.start);
+    cell.block = plan.reserve;
+    cell.slice = std::clamp<Nanos>((cell.epoch.expiry - cell.epoch.start) / 16, 1, kSlice);
+    return cell;
+  }
+
+  Verdict evaluate_escrow(const Plan& plan, const Item& item, Series* series, std::uint64_t cost,
+                          Nanos now) const {
+    crdt::Epoch epoch = item.shape.epoch(item.index);
+    EscrowCell* cell = series == nullptr ? nullptr : series->find_escrow(epoch);
+    EscrowCell unused;
+    unused.epoch = epoch;
+    const EscrowCell& here = place(plan, item.id, cell == nullptr ? unused : *cell);
+    crdt::Int128 left = here.left(takes_share(epoch));
+    std::uint64_t used = add_saturated(here.spent, here.others.used_by_peers);
+    Nanos until_end = epoch.expiry - now;
+    Verdict verdict;
+    if (left > 0) verdict.remaining = static_cast<std::uint64_t>(left);
+    verdict.allowed =
+        left >= static_cast<crdt::Int128>(cost) && !stopped.load(std::memory_order_relaxed);
+    verdict.reset = used > 0 || here.held > 0 ? until_end : 0;
+    if (verdict.allowed) return verdict;
+    bool never = cost > plan.limit;
+    verdict.elsewhere =
+        !never && options.shares != nullptr && add_saturated(used, cost) <= plan.limit;
+    verdict.retry_after = never ? kNever : until_end;
+    if (verdict.elsewhere) verdict.retry_after = std::min(until_end, kAskAgain);
+    return verdict;
+  }
+
+  /// Spends, whatever is left: the caller has decided.
+  void spend(const Plan& plan, Item& item, EscrowCell& cell) {
+    place(plan, item.id, cell).spend(item.cost, takes_share(cell.epoch));
+    if (!options.replicated) return;
+    item.waits = disk.load(std::memory_order_relaxed) && cell.waits();
+    if (cell.dirty) list(*item.entry);
+  }
+
+  void consume_escrow(const Plan& plan, Item& item) {
+    Series& series = general(*item.entry, item.id);
+    series.forget_windows(item.start - kGrace);
+    spend(plan, item, series.escrow_cell(item.shape.epoch(item.index)));
+  }
+
+  /// A settlement counts, also beyond the rights that are here: the work was done.
+  bool settle_escrow(const Plan& plan, Item& item, const Hold& hold, Nanos now) {
+    EscrowCell& cell = *item.entry->series->find_escrow(hold.epoch);
+    cell.held -= hold.units;
+    if (hold.epoch.expiry <= now) return false;
+    if (item.cost > 0) spend(plan, item, cell);
+    return true;
+  }
+
+  /// What was asked for, whatever became of it; and if it leaves too little here, or was too much,
+  /// a need for more.
+  void note_demand(const Plan& plan, const Item& item, const RuleStatus& status, Nanos now) {
+    if (item.cost == 0 || options.shares == nullptr) return;
+    CellId id{item.id, item.shape.epoch(item.index)};
+    bool known = item.entry != nullptr && item.entry->form() == Form::general;
+    EscrowCell* cell = known ? item.entry->series->find_escrow(id.epoch) : nullptr;
+    if (cell == nullptr) {
+      // Nothing was ever spent here, so nothing is known but this.
+      if (status.elsewhere) needs.note(plan.name, plan.limit, id, item.cost);
+      return;
+    }
+    if (cell->demanded == 0) {
+      for (const EscrowCell& each : item.entry->series->escrow) {
+        if (each.epoch.expiry == id.epoch.start) cell->demanded_before = each.demanded;
+      }
+    }
+    cell->want(std::min(item.cost, plan.limit), now);
+    if (!cell->busy && cell->demanded > cell->share) {
+      cell->busy = true;
+      std::lock_guard lock(busy_mutex);
+      if (busy.size() < EscrowNeeds::kMost) busy.emplace(id, plan.name);
+    }
+    std::uint64_t lacking = cell->lacking(now, takes_share(id.epoch));
+    if (status.elsewhere) {
+      lacking = std::max(lacking, item.cost - std::min(item.cost, status.remaining));
+    }
+    if (lacking > 0) needs.note(plan.name, plan.limit, id, std::min(lacking, plan.limit));
+  }
+
+  /// Towards the end of a window that asked for more than its share: what the next one will lack.
+  void look_ahead(Nanos now, Nanos lead) {
+    std::vector<std::pair<CellId, SeriesId>> ending;
+    {
+      std::lock_guard lock(busy_mutex);
+      for (auto at = busy.begin(); at != busy.end();) {
+        const crdt::Epoch& epoch = at->first.epoch;
+        if (epoch.expiry <= now) {
+          at = busy.erase(at);
+          continue;
+        }
+        Nanos before = std::min(lead, (epoch.expiry - epoch.start) / 8);
+        if (epoch.expiry - before <= now) ending.push_back(*at);
+        ++at;
+      }
+    }
+    if (ending.empty()) return;
+    Programs::Use program = use(local());
+    for (const auto& [id, name] : ending) {
+      auto rule = program->escrow.find(name);
+      if (rule != program->escrow.end()) look_ahead(program->plans[rule->second], id, now);
+    }
+  }
+
+  void look_ahead(const Plan& plan, const CellId& id, Nanos now) {
+    with_entry(id.series, false, [&](SeriesEntry& entry) {
+      if (entry.form() != Form::general) return;
+      Series& series = *entry.series;
+      EscrowCell* cell = series.find_escrow(id.epoch);
+      // Who has become quiet needs nothing.
+      if (cell == nullptr || cell->demand.forecast(cell->slice, now) == 0) return;
+      WindowShape shape = window_shape(*plan.rule, id.series);
+      crdt::Epoch next = shape.epoch(shape.index(id.epoch.start) + 1);
+      std::uint64_t likely = std::min(cell->likely(), plan.limit);
+      EscrowCell& then = place(plan, id.series, series.escrow_cell(next));
+      crdt::Int128 lacking = static_cast<crdt::Int128>(likely) - then.left(takes_share(next));
+      if (lacking <= 0) return;
+      lacking = std::min(lacking, static_cast<crdt::Int128>(plan.limit));
+      needs.note(plan.name, plan.limit, {id.series, next}, static_cast<std::uint64_t>(lacking));
+    });
+  }
+
+  bool give_rights(const SeriesId& name, const CellId& id, const crdt::Incarnation& to,
+                   std::uint64_t wanted, Nanos now) {
+    Programs::Use program = use(local());
+    auto rule = program->escrow.find(name);
+    if (rule == program->escrow.end() || stopped || id.epoch.expiry <= now) return false;
+    const Plan& plan = program->plans[rule->second];
+    // A window that this rule has, and no other.
+    WindowShape shape = window_shape(*plan.rule, id.series);
+    if (shape.epoch(shape.index(id.epoch.start)) != id.epoch) return false;
+    bool gave = false;
+    with_entry(id.series, true, [&](SeriesEntry& entry) {
+      Series& series = general(entry, id.series);
+      table.set_rule(entry, plan.number);
+      EscrowCell& cell = place(plan, id.series, series.escrow_cell(id.epoch));
+      std::uint64_t kept = cell.demand.forecast(cell.slice, now);
+      if (id.epoch.start > now) {
+        // What this node itself will want of that window.
+        for (const EscrowCell& each : series.escrow) {
+          if (each.epoch.expiry == id.epoch.start) kept = each.likely();
+        }
+      }
+      gave = cell.give(options.incarnation, to, wanted, kept, takes_share(id.epoch));
+      if (!gave) return;
+      entry.set(SeriesEntry::kUrgent);
+      list(entry);
+    });
+    return gave;
+  }
+
+  bool absorb_rows(const CellId& id, const EscrowOthers& others) {
+    // Where others only used their own, nothing changes here.
+    bool make = others.holding != crdt::Holding{};
+    bool more = false;
+    bool found = with_entry(id.series, make, [&](SeriesEntry& entry) {
+      Series& series = general(entry, id.series);
+      EscrowCell* cell = make ? &series.escrow_cell(id.epoch) : series.find_escrow(id.epoch);
+      if (cell == nullptr) return;
+      more = others.holding.received > cell->others.holding.received;
+      cell->others = others;
+    });
+    if (more) needs.satisfied(id);
+    return found || !make;
+  }
+
+  void told_durable(const crdt::OwnCount& count) {
+    with_entry(count.cell.series, false, [&](SeriesEntry& entry) {
+      if (entry.form() != Form::general) return;
+      if (count.birth == crdt::kUsedRow) {
+        EscrowCell* cell = entry.series->find_escrow(count.cell.epoch);
+        if (cell != nullptr) cell->told_durable(count.value);
+      } else if (WindowCell* cell = entry.series->find(count.cell.epoch)) {
+        cell->durable = std::max(cell->durable, std::min(count.value, cell->ceiling));
+      }
+    });
+  }
+
+  static std::uint64_t used_escrow(const Plan& plan, const SeriesId& id, Series* series,
+                                   Nanos now) {
+    WindowShape shape = window_shape(*plan.rule, id);
+    crdt::Epoch epoch = shape.epoch(shape.index(now));
+    EscrowCell* cell = series == nullptr ? nullptr : series->find_escrow(epoch);
+    if (cell == nullptr) return 0;
+    return add_saturated(add_saturated(cell->spent, cell->held), cell->others.used_by_peers);
+  }
+
+  /// Durability reserve of a merged rule.
+  static void keep_reserve(const Plan& plan, Item& item, WindowCell& cell) {
+    cell.block = plan.reserve;
+    item.waits = cell.waits();
+    // Handed over again once half of what is ahead is gone.
+    std::uint64_t ahead = cell.ceiling > cell.own ? cell.ceiling - cell.own : 0;
+    cell.dirty = cell.own > cell.ceiling || ahead * 2 < cell.block;
   }
 
   std::size_t sweep(Nanos floor) {
@@ -1462,7 +1732,7 @@ struct Limiter::Impl {
     }
     Series& series = *entry.series;
     series.forget_windows(floor - kGrace);
-    if (!series.windows.empty()) return false;
+    if (!series.windows.empty() || !series.escrow.empty()) return false;
     if (series.bucket == nullptr) return true;
     if (series.bucket->state.expiry > floor) return false;
     // Its slots are forgotten here before the replica may do so.
@@ -1474,6 +1744,10 @@ struct Limiter::Impl {
     std::uint64_t units = 0;
     with_entry(id, false, [&](SeriesEntry& entry) {
       Series* series = entry.form() == Form::general ? entry.series : nullptr;
+      if (plan.escrow) {
+        units = used_escrow(plan, id, series, now);
+        return;
+      }
       if (plan.log) {
         units = log_used(read_log(series, ~std::uint64_t{0}), plan.rule->window, now);
         return;
@@ -1593,6 +1867,31 @@ std::uint64_t Limiter::used(std::uint32_t index, const Request& request, Nanos n
   const Plan& plan = program->plans[index];
   std::string key;
   return impl_->used(plan, impl_->series_of(plan, request, key), now);
+}
+
+void Limiter::told_durable(const crdt::OwnCount& count) {
+  impl_->told_durable(count);
+}
+
+void Limiter::set_standing(const EscrowStanding& standing) {
+  impl_->open = standing.open;
+  impl_->stopped = standing.stopped;
+  impl_->disk = standing.disk;
+  impl_->horizon = standing.horizon;
+}
+
+bool Limiter::absorb_rows(const crdt::CellId& cell, const EscrowOthers& others) {
+  return impl_->absorb_rows(cell, others);
+}
+
+bool Limiter::give_rights(const crdt::SeriesId& rule, const crdt::CellId& cell,
+                          const crdt::Incarnation& to, std::uint64_t wanted, Nanos now) {
+  return impl_->give_rights(rule, cell, to, wanted, now);
+}
+
+void Limiter::rights_needed(Nanos now, Nanos lead, std::vector<RightsNeed>& out) {
+  impl_->look_ahead(now, lead);
+  impl_->needs.take_due(now, out);
 }
 
 std::size_t Limiter::sweep(Nanos floor) {

@@ -12,6 +12,8 @@
 #include <weir/crdt/cell.h>
 #include <weir/crdt/replica.h>
 #include <weir/limits/decision.h>
+#include <weir/limits/escrow_cell.h>
+#include <weir/limits/escrow_needs.h>
 #include <weir/limits/request.h>
 #include <weir/limits/rule.h>
 
@@ -34,6 +36,9 @@ struct LimiterOptions {
   /// Keep track of what changed for drain(). Leave off when nobody replicates.
   bool replicated = false;
   crdt::Incarnation incarnation{};  ///< of the replica; only with `replicated`
+  /// Escrow rules: who shares limits, and which of them this node is. Null: nobody else.
+  std::shared_ptr<const crdt::ShareTable> shares;
+  crdt::Member self;
   /// Request ids remembered, about 200 bytes each and 64 for each rule that matched. When full the
   /// oldest are forgotten: a request that comes again after (about) so many newer ones counts
   /// again.
@@ -174,6 +179,23 @@ class Limiter {
   using DurableCount =
       std::function<std::uint64_t(const crdt::CellId& cell, const crdt::SlotId& slot)>;
   void rebase(const crdt::Incarnation& fresh, const DurableCount& durable);
+
+  /// Own counts of Outbox::durable.
+  void told_durable(const crdt::OwnCount& count);
+
+  // Escrow rules, for EscrowAgent.
+
+  void set_standing(const EscrowStanding& standing);
+  /// What others wrote of a window; replaces what was told before. False if there is no memory.
+  bool absorb_rows(const crdt::CellId& cell, const EscrowOthers& others);
+  /// Transfers rights of `cell`, a window of the rule RightsNeed::rule, to the life `to`, so that
+  /// they are `wanted` in all or as much as is left here beyond what this node itself is about to
+  /// need. It will be drained. False if nothing can be given.
+  bool give_rights(const crdt::SeriesId& rule, const crdt::CellId& cell,
+                   const crdt::Incarnation& to, std::uint64_t wanted, Nanos now);
+  /// What should be asked for now: what requests lack, and from `lead` before a window's end on
+  /// what the next one will lack if it takes as much as this one.
+  void rights_needed(Nanos now, Nanos lead, std::vector<RightsNeed>& out);
 
  private:
   struct Impl;

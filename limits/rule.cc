@@ -104,6 +104,7 @@ class Checker {
       check_log(rules[i]);
       check_bucket(rules[i]);
       check_cost(rules[i]);
+      check_enforcement(rules[i]);
     }
   }
 
@@ -301,6 +302,30 @@ class Checker {
     }
   }
 
+  void check_enforcement(const Rule& rule) {
+    if (!readable("enforcement") || !readable("algorithm")) return;
+    bool escrow = rule.enforcement == Enforcement::escrow;
+    if (readable("durability") && rule.durability == Durability::reserve && !escrow &&
+        rule.algorithm != Algorithm::fixed_window && rule.algorithm != Algorithm::sliding_window) {
+      fail("durability",
+           fmt::format("async or commit with algorithm {}: only fixed_window and sliding_window "
+                       "keep a reserve",
+                       to_string(rule.algorithm)));
+    }
+    if (!escrow) return;
+    if (rule.algorithm != Algorithm::fixed_window) {
+      fail("enforcement",
+           fmt::format("merged with algorithm {}, got escrow: only fixed_window has rights",
+                       to_string(rule.algorithm)));
+    }
+    if (origin_.state(index_, "durability") == State::set && rule.durability == Durability::async) {
+      fail("durability", "reserve or commit with enforcement escrow, got async");
+    }
+    if (origin_.state(index_, "on_failure") == State::set && rule.on_failure == OnFailure::open) {
+      fail("on_failure", "closed with enforcement escrow, got open: it never admits too much");
+    }
+  }
+
   const RuleOrigin& origin_;
   Calendars& calendars_;
   std::vector<RuleError>& errors_;
@@ -328,6 +353,8 @@ std::string_view to_string(Algorithm algorithm) {
 
 std::string_view to_string(Durability durability) {
   switch (durability) {
+    case Durability::reserve:
+      return "reserve";
     case Durability::async:
       return "async";
     case Durability::commit:
@@ -350,6 +377,8 @@ std::string_view to_string(Enforcement enforcement) {
   switch (enforcement) {
     case Enforcement::merged:
       return "merged";
+    case Enforcement::escrow:
+      return "escrow";
     case Enforcement::home:
       return "home";
   }
@@ -442,6 +471,10 @@ std::shared_ptr<const RuleSet> RuleSet::make(std::vector<Rule> rules, const Rule
     // What a home counted must not be forgotten by a crash: nobody else has decided on it.
     if (rule.enforcement == Enforcement::home) rule.durability = Durability::commit;
     if (rule.calendar) rule.calendar->table = calendars.of(*rule.calendar).table;
+    if (rule.enforcement == Enforcement::escrow) {
+      if (rule.durability == Durability::async) rule.durability = Durability::reserve;
+      rule.on_failure = OnFailure::closed;
+    }
     if (!is_bucket(rule.algorithm)) continue;
     // A limit of 0 denies everything, so it has nothing to burst with.
     if (rule.burst == 0 || rule.limit == 0) rule.burst = rule.limit;

@@ -23,11 +23,11 @@ enum class Algorithm : std::uint8_t {
   token_bucket,
   leaky_bucket
 };
-enum class Durability : std::uint8_t { async, commit };
+enum class Durability : std::uint8_t { async, commit, reserve };
 enum class OnFailure : std::uint8_t { open, closed };
 /// Who decides. `merged`: every node, from its own count and what it knows of the others'. `home`:
-/// the node that is the key's home; the others ask it.
-enum class Enforcement : std::uint8_t { merged, home };
+/// the node that is the key's home; the others ask it. `escrow`: every node, from rights that it holds.
+enum class Enforcement : std::uint8_t { merged, escrow, home };
 enum class Phase : std::uint8_t { aligned, spread };
 
 /// True for those that count in a bucket's cell; the others count in windows' cells.
@@ -104,10 +104,14 @@ struct Rule {
   std::uint32_t max_debt = 1;
   /// `spread` shifts each series' window boundaries by its hash.
   Phase phase = Phase::aligned;
+  /// `escrow`: what all members together admit in a window never exceeds the limit. docs/escrow.md
   Enforcement enforcement = Enforcement::merged;
-  Durability durability = Durability::async;  ///< `commit` with enforcement home, always
-  OnFailure on_failure = OnFailure::open;
-  bool shadow = false;  ///< evaluated, counted and reported, but never denies
+  /// `reserve`: what is durable is ahead of what is used, so that only a key's first use waits for
+  /// the disk. Escrow rules with `async` stand for `reserve`, home rules are always
+  /// `commit`: a RuleSet holds that.
+  Durability durability = Durability::async;
+  OnFailure on_failure = OnFailure::open;  ///< of escrow rules `closed`: a RuleSet holds that
+  bool shadow = false;                     ///< evaluated, counted and reported, but never denies
 
   /// Units that one hit of this request costs.
   std::uint64_t cost_of(const Request& request) const;

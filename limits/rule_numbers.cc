@@ -33,6 +33,7 @@ std::uint32_t RuleNumbers::number_of(const crdt::SeriesId& identity, const Rule&
   kept->rule.max_debt = rule.max_debt;
   kept->rule.phase = rule.phase;
   kept->rule.durability = rule.durability;
+  kept->rule.enforcement = rule.enforcement;
   if (is_bucket(rule.algorithm)) {
     kept->bucket = bucket_shape(rule);
     kept->fill_time = kept->bucket.fill_time();

@@ -651,17 +651,19 @@ class Reader final : public RuleOrigin {
   }
 
   bool read_enforcement(std::uint32_t index, const std::string& path, Enforcement& out) {
-    static constexpr std::array<std::pair<std::string_view, Enforcement>, 2> kChoices = {
-        {{"merged", Enforcement::merged}, {"home", Enforcement::home}}};
-    static constexpr std::array<std::string_view, 1> kLater = {"escrow"};
-    return read_choice(index, path, kChoices, out, kLater);
+    static constexpr std::array<std::pair<std::string_view, Enforcement>, 3> kChoices = {
+        {{"merged", Enforcement::merged},
+         {"escrow", Enforcement::escrow},
+         {"home", Enforcement::home}}};
+    return read_choice(index, path, kChoices, out);
   }
 
   bool read_durability(std::uint32_t index, const std::string& path, Durability& out) {
-    static constexpr std::array<std::pair<std::string_view, Durability>, 2> kChoices = {
-        {{"async", Durability::async}, {"commit", Durability::commit}}};
-    static constexpr std::array<std::string_view, 1> kLater = {"reserve"};
-    return read_choice(index, path, kChoices, out, kLater);
+    static constexpr std::array<std::pair<std::string_view, Durability>, 3> kChoices = {
+        {{"async", Durability::async},
+         {"commit", Durability::commit},
+         {"reserve", Durability::reserve}}};
+    return read_choice(index, path, kChoices, out);
   }
 
   bool read_on_failure(std::uint32_t index, const std::string& path, OnFailure& out) {

@@ -227,15 +227,42 @@ TEST(RulesYaml, WordsOutsideTheListAreRefusedWithTheList) {
   EXPECT_THAT(errors_with({"algorithm: leaky-bucket"}),
               ElementsAre(EndsWith("did you mean \"leaky_bucket\"?")));
   EXPECT_THAT(errors_with({"algorithm: [token_bucket]"}), ElementsAre(EndsWith("got a list")));
-  EXPECT_THAT(errors_with({"enforcement: escrow"}),
-              ElementsAre("r.yaml:6:18: rules[0].enforcement: expected merged or home; \"escrow\" "
-                          "is not supported"));
-  EXPECT_THAT(errors_with({"durability: reserve"}),
-              ElementsAre("r.yaml:6:17: rules[0].durability: expected async or commit; "
-                          "\"reserve\" is not supported"));
+  EXPECT_THAT(errors_with({"enforcement: homes"}),
+              ElementsAre(EndsWith("expected merged, escrow or home, got \"homes\"; did you mean "
+                                   "\"home\"?")));
+  EXPECT_THAT(errors_with({"durability: reserved"}),
+              ElementsAre(EndsWith("expected async, commit or reserve, got \"reserved\"; did you "
+                                   "mean \"reserve\"?")));
   EXPECT_THAT(errors_with({"on_failure: opne"}),
               ElementsAre(EndsWith("open or closed, got \"opne\"; did you mean \"open\"?")));
   EXPECT_THAT(errors_with({"phase: random"}), ElementsAre(HasSubstr("aligned or spread")));
+}
+
+TEST(RulesYaml, EscrowNeverAdmitsTooMuch) {
+  const Rule escrow = rule_with({"enforcement: escrow"});
+  EXPECT_EQ(escrow.enforcement, Enforcement::escrow);
+  EXPECT_EQ(escrow.durability, Durability::reserve);
+  EXPECT_EQ(escrow.on_failure, OnFailure::closed);
+  const Rule commit =
+      rule_with({"enforcement: escrow", "durability: commit", "on_failure: closed"});
+  EXPECT_EQ(commit.durability, Durability::commit);
+  EXPECT_THAT(errors_with({"enforcement: escrow", "durability: async"}),
+              ElementsAre("r.yaml:7:17: rules[0].durability: expected reserve or commit with "
+                          "enforcement escrow, got async"));
+  EXPECT_THAT(errors_with({"enforcement: escrow", "on_failure: open"}),
+              ElementsAre("r.yaml:7:17: rules[0].on_failure: expected closed with enforcement "
+                          "escrow, got open: it never admits too much"));
+  EXPECT_THAT(errors_with({"enforcement: escrow", "algorithm: sliding_window"}),
+              ElementsAre("r.yaml:6:18: rules[0].enforcement: expected merged with algorithm "
+                          "sliding_window, got escrow: only fixed_window has rights"));
+}
+
+TEST(RulesYaml, ReserveIsForWindows) {
+  EXPECT_EQ(rule_with({"durability: reserve"}).durability, Durability::reserve);
+  EXPECT_THAT(errors_with({"durability: reserve", "algorithm: token_bucket"}),
+              ElementsAre("r.yaml:6:17: rules[0].durability: expected async or commit with "
+                          "algorithm token_bucket: only fixed_window and sliding_window keep a "
+                          "reserve"));
 }
 
 TEST(RulesYaml, UnknownFieldsAreErrors) {

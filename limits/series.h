@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <weir/crdt/cell.h>
+#include <weir/limits/escrow_cell.h>
 
 namespace weir {
 
@@ -16,6 +17,12 @@ struct WindowCell {
   std::uint64_t others = 0;  ///< all other slots
   bool dirty = false;        ///< own has grown since it was last drained
   std::uint64_t held = 0;    ///< by open tickets; never drained
+  // Durability reserve: the slot is kept ahead of what was counted.
+  std::uint64_t block = 0;    ///< by so much; 0: another durability
+  std::uint64_t ceiling = 0;  ///< the slot as handed over
+  std::uint64_t durable = 0;  ///< the slot as far as it is on the disk
+  /// What was counted is not on the disk: the answer must wait.
+  bool waits() const { return own > durable; }
   /// What decisions count.
   std::uint64_t total() const { return add_saturated(add_saturated(own, others), held); }
   bool empty() const { return own == 0 && others == 0 && held == 0; }
@@ -45,6 +52,7 @@ struct BucketCell {
 /// that entry's lock.
 struct Series {
   std::vector<WindowCell> windows;  ///< by start, oldest first
+  std::vector<EscrowCell> escrow;   ///< the same for an escrow rule, which has no `windows`
   std::unique_ptr<BucketCell> bucket;
 
   BucketCell& make_bucket() {
@@ -68,7 +76,23 @@ struct Series {
     const WindowCell* cell = find(epoch);
     return cell == nullptr ? 0 : cell->total();
   }
+  EscrowCell* find_escrow(const crdt::Epoch& epoch) {
+    auto at = std::find_if(escrow.begin(), escrow.end(),
+                           [&](const EscrowCell& cell) { return cell.epoch == epoch; });
+    return at == escrow.end() ? nullptr : &*at;
+  }
+  EscrowCell& escrow_cell(const crdt::Epoch& epoch) {
+    if (EscrowCell* cell = find_escrow(epoch)) return *cell;
+    auto at = std::find_if(escrow.begin(), escrow.end(),
+                           [&](const EscrowCell& cell) { return epoch < cell.epoch; });
+    at = escrow.insert(at, EscrowCell{});
+    at->epoch = epoch;
+    return *at;
+  }
   void forget_windows(Nanos before) {
+    std::erase_if(escrow, [before](const EscrowCell& cell) {
+      return cell.epoch.expiry <= before && cell.idle();
+    });
     std::erase_if(windows, [before](const WindowCell& cell) {
       return cell.epoch.expiry <= before && !cell.dirty && cell.held == 0;
     });

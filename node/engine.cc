@@ -11,6 +11,15 @@ constexpr std::size_t kDrainBatch = 2048;
 /// Reservations that have timed out, settled in one pump.
 constexpr std::size_t kSettleBatch = 1024;
 
+std::shared_ptr<const crdt::ShareTable> share_table(const EngineOptions& options) {
+  std::vector<crdt::Shareholder> holders = options.shareholders;
+  if (holders.empty()) {
+    holders.push_back({options.replica.self, {{}}});
+    for (const crdt::Member& peer : options.replica.peers) holders.push_back({peer, {{}}});
+  }
+  return std::make_shared<const crdt::ShareTable>(std::move(holders));
+}
+
 }  // namespace
 
 Engine::Engine(EngineOptions options, storage::Store* store, EngineEvents events)
@@ -52,8 +61,16 @@ bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& e
   limiter.max_tickets = options_.max_tickets;
   limiter.replicated = true;
   limiter.incarnation = fresh;
+  limiter.shares = share_table(options_);
+  limiter.self = options_.replica.self;
   limiter_ = std::make_unique<Limiter>(options_.rules, limiter);
+  EscrowAgentOptions escrow;
+  escrow.shares = limiter.shares;
+  escrow.claim_interval = options_.replica.anti_entropy_interval / 5;
+  escrow.quiet = options_.replica.anti_entropy_interval * 6 / 5;
+  escrow_ = std::make_unique<EscrowAgent>(std::move(escrow), *replica_, *limiter_);
   replica_->restore(recovered.state, now);
+  escrow_->begin(store_ != nullptr, recovered.time_floor, now);
   dispatch();
   return true;
 }
@@ -104,6 +121,7 @@ Settled Engine::settle(Ticket ticket, std::uint64_t actual, Nanos wall) {
 void Engine::reload(std::shared_ptr<const RuleSet> rules) {
   options_.rules = rules;
   limiter_->reload(std::move(rules));
+  escrow_->rules_changed();
 }
 
 Lease Engine::lease(const Request& request, const LeaseTerms& terms, Nanos wall, Decision& out) {
@@ -170,6 +188,7 @@ void Engine::pump(Nanos wall) {
     over_admission_.sweep();
     next_sweep_ = now + options_.sweep_interval;
   }
+  escrow_->pump(now);
   // The limiter has forgotten first, and what it still knows is drained: see retire_buckets().
   if (!holding_ && drain(now) && sweep) {
     replica_->retire_buckets(floor);
@@ -208,7 +227,9 @@ void Engine::dispatch() {
   for (const crdt::CellId& id : out.begun_anew) {
     if (const crdt::Cell* cell = replica_->find(id)) limiter_->begin_anew(*cell);
   }
+  for (const crdt::OwnCount& count : out.durable) escrow_->told_durable(count);
   for (const crdt::CellId& id : out.changed) {
+    if (escrow_->changed(id)) continue;
     const crdt::Cell* cell = replica_->find(id);
     Growth growth;
     if (cell == nullptr) continue;
@@ -216,11 +237,16 @@ void Engine::dispatch() {
     over_admission_.grew(growth.rule, growth.units);
   }
   for (const crdt::Envelope& envelope : out.messages) events_.send(envelope.to, envelope.message);
+  for (const crdt::Envelope& envelope : escrow_->take()) {
+    events_.send(envelope.to, envelope.message);
+  }
 }
 
 void Engine::handle_alarms(Nanos now) {
   std::vector<crdt::Alarm> alarms = replica_->take_alarms();
-  if (alarms.empty()) return;
+  bool tainted = escrow_->tainted() && !renewing_;
+  if (tainted) events_.log("stale_disk", "a peer knows more of this member than its disk held");
+  if (alarms.empty() && !tainted) return;
   for (crdt::Alarm alarm : alarms) {
     events_.log("identity_alarm", alarm == crdt::Alarm::own_slot_ahead
                                       ? "a peer holds a higher value of this incarnation's slot"
@@ -240,16 +266,17 @@ void Engine::renew(Nanos now) {
     store_failed(error, now);
     return;
   }
-  reincarnate(fresh, !durable_);
+  reincarnate(fresh, !durable_, now);
 }
 
-void Engine::reincarnate(const crdt::Incarnation& fresh, bool memory_only) {
+void Engine::reincarnate(const crdt::Incarnation& fresh, bool memory_only, Nanos now) {
   ++reincarnations_;
   replica_->reincarnate(fresh, memory_only);
   limiter_->rebase(fresh, [this](const crdt::CellId& id, const crdt::SlotId& slot) {
     const crdt::Cell* cell = replica_->find(id);
     return cell == nullptr ? std::uint64_t{0} : cell->value_of(slot);
   });
+  escrow_->begin_anew(store_ != nullptr && !durable_, now);
   events_.reincarnated(fresh);
 }
 
@@ -263,13 +290,13 @@ void Engine::committed(crdt::WriteId upto, Nanos wall) {
 
 void Engine::store_failed(const std::string& reason, Nanos wall) {
   if (!durable_.exchange(false)) return;
-  clock(wall);
+  Nanos now = clock(wall);
   failure_ = reason;
   ceiling_ = kNever;
   holding_ = false;
   renewing_ = false;
   events_.log("storage_failed", reason);
-  reincarnate(options_.fresh_incarnation(), true);
+  reincarnate(options_.fresh_incarnation(), true, now);
   answer_waiters(true);
 }
 
@@ -302,6 +329,8 @@ void Engine::peer_down(crdt::PeerIndex peer) {
 void Engine::receive(crdt::PeerIndex peer, const crdt::Incarnation& from,
                      const crdt::Message& message, Nanos wall) {
   Nanos now = clock(wall);
+  escrow_->heard(peer, from, now);
+  escrow_->receive(peer, from, message, now);
   replica_->receive(peer, from, message, now);
   over_admission_.heard(peer, now);
   dispatch();

@@ -9,7 +9,9 @@
 #include <string_view>
 #include <vector>
 
+#include <weir/crdt/escrow.h>
 #include <weir/crdt/replica.h>
+#include <weir/limits/escrow_agent.h>
 #include <weir/limits/lease.h>
 #include <weir/limits/limiter.h>
 #include <weir/node/over_admission.h>
@@ -21,6 +23,8 @@ struct EngineOptions {
   crdt::ReplicaOptions replica;  ///< `incarnation` is ignored: the engine takes a fresh one
   std::shared_ptr<const RuleSet> rules;
   HashKey hash_key{};
+  /// Who shares the limits of escrow rules. Empty: this node and its peers, alike.
+  std::vector<crdt::Shareholder> shareholders;
   std::size_t max_series = 1u << 20;
   std::size_t max_request_ids = 1u << 16;  ///< as in LimiterOptions
   Nanos request_id_ttl = kMinute;
@@ -123,6 +127,7 @@ class Engine {
 
   Limiter& limiter() { return *limiter_; }
   const crdt::Replica& replica() const { return *replica_; }
+  const EscrowAgent& escrow() const { return *escrow_; }
   EngineStatus status() const;
   /// By how many units `rule` (an index into the rules in force) may be over its limit at most: see
   /// OverAdmission. Driver's thread.
@@ -145,7 +150,7 @@ class Engine {
   void dispatch();
   void handle_alarms(Nanos now);
   void renew(Nanos now);
-  void reincarnate(const crdt::Incarnation& fresh, bool memory_only);
+  void reincarnate(const crdt::Incarnation& fresh, bool memory_only, Nanos now);
   void answer_waiters(bool failed);
 
   EngineOptions options_;
@@ -153,6 +158,7 @@ class Engine {
   EngineEvents events_;
   std::unique_ptr<Limiter> limiter_;
   std::unique_ptr<crdt::Replica> replica_;
+  std::unique_ptr<EscrowAgent> escrow_;
   std::string boot_;  // in names of tickets; stays when the incarnation changes
   std::atomic<Nanos> time_{0};
   std::atomic<Nanos> ceiling_{kNever};  // durable; raised by the store's thread

@@ -31,7 +31,8 @@ void trace(Nanos now, const char* what, std::size_t from, std::size_t to,
            const crdt::Message& message) {
   static const bool on = std::getenv("WEIR_TRACE") != nullptr;
   if (!on) return;
-  static const char* const names[] = {"push", "ack", "offer", "inventory", "repair"};
+  static const char* const names[] = {"push",   "ack",    "offer", "inventory",
+                                      "repair", "rights", "claim", "witness"};
   std::cerr << (now - kStart) / kMicrosecond << " us: " << what << ' ' << names[message.index()]
             << ' ' << from << " -> " << to;
   if (const auto* push = std::get_if<crdt::Push>(&message)) {
@@ -101,16 +102,31 @@ void Mesh::boot(std::size_t i) {
   node.committing = false;
   node.stalled = false;
   node.undrained.clear();
+  node.answers.clear();
+  LimiterOptions limiter;
   if (options_.rules != nullptr) {
-    LimiterOptions limiter;
     limiter.replicated = true;
     limiter.incarnation = replica.incarnation;
+    std::vector<crdt::Shareholder> holders;
+    for (std::size_t j = 0; j < nodes_.size(); ++j) {
+      holders.push_back({members_[j], {{0, options_.weights.empty() ? 1 : options_.weights[j]}}});
+    }
+    limiter.shares = std::make_shared<const crdt::ShareTable>(std::move(holders));
+    limiter.self = members_[i];
     node.limiter = std::make_unique<Limiter>(options_.rules, limiter);
   }
   crdt::Delta held;
   for (const auto& [id, cell] : node.disk) held.cells.push_back(cell);
   held.members = node.disk_members;
   node.replica->restore(held, now_);
+  if (node.limiter != nullptr) {
+    EscrowAgentOptions escrow;
+    escrow.shares = limiter.shares;
+    escrow.claim_interval = options_.anti_entropy_interval / 5;
+    escrow.quiet = options_.anti_entropy_interval * 6 / 5;
+    node.agent = std::make_unique<EscrowAgent>(escrow, *node.replica, *node.limiter);
+    node.agent->begin(!options_.memory_only, node.reserved, now_);
+  }
   dispatch(i);
   for (std::size_t j = 0; j < nodes_.size(); ++j) {
     if (j != i && connected_[i][j] && up(j)) connect(i, j);
@@ -130,6 +146,9 @@ void Mesh::boot(std::size_t i) {
 void Mesh::crash(std::size_t i) {
   if (!up(i)) return;
   Node& node = nodes_[i];
+  node.reserved = now_ + kSecond / 2;
+  node.answers.clear();
+  node.agent.reset();
   node.replica.reset();
   node.limiter.reset();
   writes_lost_ += node.queued.size();
@@ -146,6 +165,76 @@ void Mesh::lose_disk(std::size_t i) {
   lost_disks_.insert(i);
   nodes_[i].disk.clear();
   nodes_[i].disk_members.clear();
+  nodes_[i].reserved = 0;
+  forgive(i);
+}
+
+void Mesh::copy_disk(std::size_t i) {
+  Node& node = nodes_[i];
+  node.copy = node.disk;
+  node.copy_members = node.disk_members;
+  node.copy_reserved = up(i) ? now_ + kSecond / 2 : node.reserved;
+}
+
+void Mesh::restore_disk(std::size_t i) {
+  if (up(i)) return;
+  Node& node = nodes_[i];
+  node.disk = node.copy;
+  node.disk_members = node.copy_members;
+  node.reserved = node.copy_reserved;
+  forgive(i);
+}
+
+/// Somebody else has a row of this node that its disk has not.
+bool Mesh::told_of_more(std::size_t i) const {
+  auto more = [&](const crdt::Cell& cell) {
+    auto held = nodes_[i].disk.find(cell.id);
+    return std::any_of(cell.slots.begin(), cell.slots.end(), [&](const crdt::Slot& slot) {
+      return !cell.id.is_bucket() && slot.id.birth != 0 && slot.id.writer.hi == i + 1 &&
+             (held == nodes_[i].disk.end() || held->second.value_of(slot.id) < slot.value);
+    });
+  };
+  for (std::size_t j = 0; j < nodes_.size(); ++j) {
+    if (j == i) continue;
+    for (const auto& [id, cell] : nodes_[j].disk) {
+      if (more(cell)) return true;
+    }
+    bool known = false;
+    if (up(j)) nodes_[j].replica->for_each([&](const crdt::Cell& cell) { known |= more(cell); });
+    if (known) return true;
+  }
+  return false;
+}
+
+/// What no disk and no node knows that a node admitted, nobody can respect; but a member that hears
+/// that there is more than its disk held, has to take everything as used.
+void Mesh::forgive(std::size_t changed) {
+  for (auto& [id, spent] : spent_) {
+    std::map<crdt::SlotId, std::uint64_t> known;
+    auto learn = [&](const crdt::Cell* cell) {
+      if (cell == nullptr) return;
+      for (const crdt::Slot& slot : cell->slots) {
+        if (slot.id.birth != crdt::kUsedRow) continue;
+        known[slot.id] = std::max(known[slot.id], slot.value);
+      }
+    };
+    for (std::size_t j = 0; j < nodes_.size(); ++j) {
+      auto on_disk = nodes_[j].disk.find(id);
+      if (on_disk != nodes_[j].disk.end()) learn(&on_disk->second);
+      if (up(j)) learn(nodes_[j].replica->find(id));
+    }
+    std::map<std::size_t, std::uint64_t> sums;
+    for (const auto& [slot, value] : known) sums[slot.writer.hi - 1] += value;
+    for (auto& [node, admitted] : spent.by_node) {
+      // Within the time that was reserved on the disk one peer's word is enough.
+      bool soon = node == changed && now_ <= nodes_[node].reserved;
+      if (!soon && told_of_more(node)) continue;
+      std::uint64_t unknown = admitted - std::min(admitted, sums[node]);
+      spent.forgiven += unknown;
+      spent.units -= unknown;
+      admitted -= unknown;
+    }
+  }
 }
 
 void Mesh::reincarnate(std::size_t i) {
@@ -168,6 +257,7 @@ void Mesh::reincarnate(std::size_t i) {
       const crdt::Cell* held = node.replica->find(id);
       return held == nullptr ? std::uint64_t{0} : held->value_of(slot);
     });
+    node.agent->begin_anew(false, now_);
   }
   for (std::size_t j = 0; j < nodes_.size(); ++j) {
     if (j == i || !up(j)) continue;
@@ -255,6 +345,33 @@ Decision Mesh::check(std::size_t i, const std::string& key, std::uint64_t hits) 
   return decision;
 }
 
+Decision Mesh::spend(std::size_t i, const std::string& key, std::uint64_t hits) {
+  Node& node = nodes_[i];
+  std::vector<Entry> entries{{"key", key}};
+  Request request{"api", entries, hits};
+  Decision decision = node.limiter->check(request, now_);
+  if (!decision.allowed || decision.statuses.empty() || hits == 0) return decision;
+  const Rule& rule = options_.rules->rules()[0];
+  crdt::SeriesId series = node.limiter->series_of(0, request);
+  WindowShape shape = window_shape(rule, series);
+  crdt::CellId cell{series, shape.epoch(shape.index(now_))};
+  std::uint64_t units = mul_saturated(rule.cost_of(request), hits);
+  if (decision.wants_commit) {
+    drain(i);
+    dispatch(i);
+    node.answers.push_back({node.replica->written(), cell, units});
+  } else {
+    admit(i, cell, units);
+  }
+  return decision;
+}
+
+void Mesh::admit(std::size_t i, const crdt::CellId& cell, std::uint64_t units) {
+  Spent& spent = spent_[cell];
+  spent.units += units;
+  spent.by_node[i] += units;
+}
+
 bool Mesh::knows(std::size_t i, const Admission& admission) const {
   bool own = admission.node == i && admission.incarnation == nodes_[i].replica->incarnation();
   if (admission.upto == 0) return own;
@@ -296,6 +413,9 @@ void Mesh::pump(std::size_t i) {
       node.limiter->sweep(floor);
       node.next_sweep = now_ + options_.sweep_interval;
     }
+    node.agent->pump(now_);
+    dispatch(i);
+    if (node.agent->tainted()) return reincarnate(i);
     drain(i);
     dispatch(i);
     if (sweep) node.replica->retire_buckets(floor);
@@ -315,12 +435,20 @@ void Mesh::dispatch(std::size_t i) {
     node.limiter->begin_anew(*cell);
     ++begun_anew_;
   }
+  for (const crdt::OwnCount& count : out.durable) {
+    if (node.agent != nullptr) node.agent->told_durable(count);
+  }
   for (const crdt::CellId& id : out.changed) {
     const crdt::Cell* cell = node.replica->find(id);
-    if (cell == nullptr) continue;
+    if (cell == nullptr || (node.agent != nullptr && node.agent->changed(id))) continue;
     if (node.limiter != nullptr) node.limiter->absorb(*cell);
   }
   for (crdt::Envelope& envelope : out.messages) send(i, peer(i, envelope.to), envelope.message);
+  if (node.agent != nullptr) {
+    for (crdt::Envelope& envelope : node.agent->take()) {
+      send(i, peer(i, envelope.to), envelope.message);
+    }
+  }
   check_alarms(i);
 }
 
@@ -372,6 +500,10 @@ void Mesh::commit(std::size_t i, std::size_t writes) {
   }
   node.queued.erase(node.queued.begin(), node.queued.begin() + static_cast<std::ptrdiff_t>(writes));
   node.replica->persisted(last, now_);
+  for (const Node::Answer& answer : node.answers) {
+    if (answer.after <= last) admit(i, answer.cell, answer.units);
+  }
+  std::erase_if(node.answers, [&](const Node::Answer& each) { return each.after <= last; });
   dispatch(i);
 }
 
@@ -418,6 +550,10 @@ void Mesh::send(std::size_t from, std::size_t to, const crdt::Message& message) 
          overtaken_ += number < newest;
          newest = std::max(newest, number);
          trace(now_, "take", from, to, *content);
+         if (nodes_[to].agent != nullptr) {
+           nodes_[to].agent->heard(index(to, from), sender, now_);
+           nodes_[to].agent->receive(index(to, from), sender, *content, now_);
+         }
          nodes_[to].replica->receive(index(to, from), sender, *content, now_);
          dispatch(to);
        });
@@ -483,6 +619,8 @@ bool Mesh::born_since(const crdt::CellId& bucket, Nanos end) const {
 void Mesh::watch_values(const crdt::Delta& delta) {
   for (const crdt::Cell& cell : delta.cells) {
     for (const crdt::Slot& slot : cell.slots) {
+      // Without disks nobody noted the rows that the agent writes by itself.
+      if (options_.memory_only && crdt::is_register(cell.id)) continue;
       auto ever = durable_.find({cell.id, slot.id});
       if (ever != durable_.end() && ever->second >= slot.value) continue;
       broken_.push_back("29: shown above what its owner had on disk: " + text(cell));

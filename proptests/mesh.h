@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <weir/crdt/replica.h>
+#include <weir/limits/escrow_agent.h>
 #include <weir/limits/limiter.h>
 
 namespace weir::laws {
@@ -32,6 +33,8 @@ struct MeshOptions {
   /// Every node has a Limiter with these rules in front of its replica. Null: replicas alone.
   std::shared_ptr<const RuleSet> rules;
   Nanos sweep_interval = kSecond;
+  /// Who shares the limits of escrow rules. Empty: all nodes, alike.
+  std::vector<std::uint32_t> weights;
   std::uint64_t seed = 1;
 };
 
@@ -60,6 +63,9 @@ class Mesh {
   void add(std::size_t node, const crdt::CellId& cell, std::uint64_t units, bool urgent = false);
   /// Asks the node's limiter for the key.
   Decision check(std::size_t node, const std::string& key, std::uint64_t hits);
+  /// Asks the node's limiter for the key under an escrow rule. What passes counts as admitted once
+  /// its answer may go out: at once, or after a commit.
+  Decision spend(std::size_t node, const std::string& key, std::uint64_t hits);
   /// Sends everything unsent now.
   void flush(std::size_t node);
   void advance(Nanos time);
@@ -71,7 +77,11 @@ class Mesh {
   void connect(std::size_t a, std::size_t b);
   void crash(std::size_t node);      ///< what was not committed is gone
   void lose_disk(std::size_t node);  ///< of a node that is down
-  void boot(std::size_t node);       ///< under a new incarnation
+  void copy_disk(std::size_t node);  ///< to be put back later
+  /// Of a node that is down. What it admitted and nobody knows any more is forgiven, if no peer
+  /// can tell that its disk is not the newest, or not in time.
+  void restore_disk(std::size_t node);
+  void boot(std::size_t node);  ///< under a new incarnation
   void reincarnate(std::size_t node);
   void stall(std::size_t node, bool stalled);  ///< the disk takes writes but commits none
   void faults(int loss_percent, int duplicate_percent);
@@ -98,6 +108,15 @@ class Mesh {
   /// Units counted by add(), by cell, of all nodes and boots.
   const std::map<crdt::CellId, std::uint64_t>& counted() const { return counted_; }
   const std::vector<Admission>& admissions() const { return admissions_; }
+  /// Of an escrow rule's window: units admitted, but for those that are forgiven.
+  struct Spent {
+    std::uint64_t units = 0;
+    std::map<std::size_t, std::uint64_t> by_node;
+    std::uint64_t forgiven = 0;
+  };
+  const std::map<crdt::CellId, Spent>& spent() const { return spent_; }
+  const EscrowAgent& agent(std::size_t node) const { return *nodes_[node].agent; }
+  crdt::Member member(std::size_t node) const { return members_[node]; }
   /// True if `node`, which is up, counts this admission of a bucket: it made it and has not handed
   /// it over, or its replica holds that much of the slot. (A bucket that has drained is forgotten.)
   bool knows(std::size_t node, const Admission& admission) const;
@@ -142,6 +161,17 @@ class Mesh {
     Nanos next_pump = 0;
     Nanos next_sweep = 0;
     std::vector<std::size_t> undrained;  // indices of admissions
+    std::unique_ptr<EscrowAgent> agent;
+    struct Answer {
+      crdt::WriteId after = 0;
+      crdt::CellId cell;
+      std::uint64_t units = 0;
+    };
+    std::vector<Answer> answers;  // that wait for the disk
+    std::map<crdt::CellId, crdt::Cell> copy;
+    std::map<crdt::Incarnation, crdt::Member> copy_members;
+    Nanos reserved = 0;  // time
+    Nanos copy_reserved = 0;
   };
   struct Event {
     Nanos at = 0;
@@ -169,6 +199,9 @@ class Mesh {
   void remember(std::size_t node, const crdt::Delta& delta);
   void note_own(const crdt::CellId& cell, const crdt::SlotId& slot, std::uint64_t value);
   void check_alarms(std::size_t node);
+  void admit(std::size_t node, const crdt::CellId& cell, std::uint64_t units);
+  void forgive(std::size_t changed);
+  bool told_of_more(std::size_t node) const;
 
   MeshOptions options_;
   Nanos now_;
@@ -185,8 +218,9 @@ class Mesh {
   std::map<SlotKey, std::uint64_t> durable_;
   std::map<std::pair<crdt::Incarnation, crdt::Incarnation>, Stream> pushed_;
   std::vector<Admission> admissions_;
+  std::map<crdt::CellId, Spent> spent_;
   std::map<std::string, crdt::SeriesId> series_;
-  std::vector<std::uint64_t> sent_ = std::vector<std::uint64_t>(5);
+  std::vector<std::uint64_t> sent_ = std::vector<std::uint64_t>(crdt::kMessageKinds);
   std::uint64_t lost_ = 0;
   std::uint64_t repeated_ = 0;
   std::uint64_t overtaken_ = 0;

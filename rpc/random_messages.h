@@ -15,7 +15,7 @@ class RandomMessages {
   explicit RandomMessages(std::uint64_t seed) : random_(seed) {}
 
   crdt::Message next() {
-    switch (below(5)) {
+    switch (below(8)) {
       case 0:
         return crdt::Push{incarnation(), word(), word(), below(2) == 0, delta()};
       case 1:
@@ -36,6 +36,12 @@ class RandomMessages {
         }
         return out;
       }
+      case 4:
+        return crdt::RightsRequest{{word(), word()}, {{word(), word()}, epoch()}, word()};
+      case 5:
+        return crdt::LifeClaim{incarnation(), time(), word()};
+      case 6:
+        return crdt::LifeWitness{incarnation(), time(), time(), word()};
       default: {
         crdt::Repair out{delta(), {}};
         for (auto n = below(10); n > 0; --n) {
@@ -62,7 +68,9 @@ class RandomMessages {
       }
       std::set<crdt::SlotId> ids;
       for (auto slots = below(6); slots > 0; --slots) {
-        ids.insert({writers[below(writers.size())], bucket ? below(4) : 0});
+        // Rows of an escrow rule, besides plain counts.
+        std::uint64_t row = below(4) != 0 ? 0 : below(2) == 0 ? 1 : word() | 1ull << 63;
+        ids.insert({writers[below(writers.size())], bucket ? below(4) : row});
       }
       for (const auto& id : ids) cell.slots.push_back({id, 1 + below(1'000'000)});
       if (bucket) {
@@ -89,6 +97,10 @@ class RandomMessages {
  private:
   crdt::Incarnation incarnation() { return {random_(), random_() | 1}; }
   Nanos time() { return static_cast<Nanos>(below(static_cast<std::uint64_t>(kMaxTime) + 1)); }
+  crdt::Epoch epoch() {
+    Nanos start = time();
+    return {start, start + 1 + static_cast<Nanos>(below(kDay))};
+  }
   crdt::Group group() {
     crdt::Generation generation;
     if (below(3) != 0) {

@@ -56,7 +56,34 @@ struct Message {
     digestOffer @2 :DigestOffer;
     inventory @3 :Inventory;
     repair @4 :Repair;
+    rightsRequest @5 :RightsRequest;
+    lifeClaim @6 :LifeClaim;
+    lifeWitness @7 :LifeWitness;
   }
+}
+
+struct RightsRequest {
+  # Escrow rules: transfer rights of a window to the sender's incarnation, `wanted` in all.
+  ruleHi @0 :UInt64;
+  ruleLo @1 :UInt64;
+  seriesHi @2 :UInt64;
+  seriesLo @3 :UInt64;
+  epochStart @4 :Int64;
+  epochExpiry @5 :Int64;
+  wanted @6 :UInt64;
+}
+
+struct LifeClaim {
+  life @0 :Incarnation;
+  atNs @1 :Int64;
+  version @2 :UInt64;
+}
+
+struct LifeWitness {
+  life @0 :Incarnation;
+  atNs @1 :Int64;
+  nowNs @2 :Int64;
+  rows @3 :UInt64;
 }
 
 struct Push {

@@ -104,7 +104,7 @@ class GroupReader {
   capnp::List<std::uint16_t>::Reader shard_;
 };
 
-// ---- The five messages ----
+// ---- The messages ----
 
 bool encode_as(const crdt::Push& in, schema::Push::Builder out, std::string& error) {
   write(in.pusher, out.initPusher());
@@ -269,6 +269,62 @@ bool decode_as(schema::Repair::Reader in, crdt::Repair& out, std::string& error)
   }
   if (next != key.size()) return fail(error, "wanted cells that belong to no group");
   return true;
+}
+
+bool instant(Nanos at) {
+  return at >= 0 && at <= kMaxTime;
+}
+
+bool encode_as(const crdt::RightsRequest& in, schema::RightsRequest::Builder out,
+               std::string& error) {
+  if (!crdt::valid_epoch(in.cell.epoch)) return fail(error, "rights of no window");
+  out.setRuleHi(in.rule.hi);
+  out.setRuleLo(in.rule.lo);
+  out.setSeriesHi(in.cell.series.hi);
+  out.setSeriesLo(in.cell.series.lo);
+  out.setEpochStart(in.cell.epoch.start);
+  out.setEpochExpiry(in.cell.epoch.expiry);
+  out.setWanted(in.wanted);
+  return true;
+}
+
+bool decode_as(schema::RightsRequest::Reader in, crdt::RightsRequest& out, std::string& error) {
+  out.rule = {in.getRuleHi(), in.getRuleLo()};
+  out.cell = {{in.getSeriesHi(), in.getSeriesLo()}, {in.getEpochStart(), in.getEpochExpiry()}};
+  out.wanted = in.getWanted();
+  return crdt::valid_epoch(out.cell.epoch) || fail(error, "rights of no window");
+}
+
+bool encode_as(const crdt::LifeClaim& in, schema::LifeClaim::Builder out, std::string& error) {
+  if (!instant(in.at)) return fail(error, "a claim's time is out of range");
+  write(in.life, out.initLife());
+  out.setAtNs(in.at);
+  out.setVersion(in.version);
+  return true;
+}
+
+bool decode_as(schema::LifeClaim::Reader in, crdt::LifeClaim& out, std::string& error) {
+  out.life = read(in.getLife());
+  out.at = in.getAtNs();
+  out.version = in.getVersion();
+  return instant(out.at) || fail(error, "a claim's time is out of range");
+}
+
+bool encode_as(const crdt::LifeWitness& in, schema::LifeWitness::Builder out, std::string& error) {
+  if (!instant(in.at) || !instant(in.now)) return fail(error, "a witness's time is out of range");
+  write(in.life, out.initLife());
+  out.setAtNs(in.at);
+  out.setNowNs(in.now);
+  out.setRows(in.rows);
+  return true;
+}
+
+bool decode_as(schema::LifeWitness::Reader in, crdt::LifeWitness& out, std::string& error) {
+  out.life = read(in.getLife());
+  out.at = in.getAtNs();
+  out.now = in.getNowNs();
+  out.rows = in.getRows();
+  return (instant(out.at) && instant(out.now)) || fail(error, "a witness's time is out of range");
 }
 
 // ---- Deltas ----
@@ -530,6 +586,13 @@ bool encode(const crdt::Message& message, schema::Message::Builder out, std::str
     }
     bool operator()(const crdt::Inventory& m) { return encode_as(m, out.initInventory(), error); }
     bool operator()(const crdt::Repair& m) { return encode_as(m, out.initRepair(), error); }
+    bool operator()(const crdt::RightsRequest& m) {
+      return encode_as(m, out.initRightsRequest(), error);
+    }
+    bool operator()(const crdt::LifeClaim& m) { return encode_as(m, out.initLifeClaim(), error); }
+    bool operator()(const crdt::LifeWitness& m) {
+      return encode_as(m, out.initLifeWitness(), error);
+    }
   };
   return std::visit(Visitor{out, error}, message);
 }
@@ -547,6 +610,12 @@ bool decode(schema::Message::Reader in, crdt::Message& out, std::string& error) 
         return decode_as(in.getInventory(), out.emplace<crdt::Inventory>(), error);
       case schema::Message::REPAIR:
         return decode_as(in.getRepair(), out.emplace<crdt::Repair>(), error);
+      case schema::Message::RIGHTS_REQUEST:
+        return decode_as(in.getRightsRequest(), out.emplace<crdt::RightsRequest>(), error);
+      case schema::Message::LIFE_CLAIM:
+        return decode_as(in.getLifeClaim(), out.emplace<crdt::LifeClaim>(), error);
+      case schema::Message::LIFE_WITNESS:
+        return decode_as(in.getLifeWitness(), out.emplace<crdt::LifeWitness>(), error);
     }
     return fail(error, "a kind of message that this version does not know");
   });
@@ -566,6 +635,9 @@ std::size_t encoded_size(const crdt::Message& message) {
     }
     std::size_t operator()(const crdt::Push& m) { return 128 + of(m.delta); }
     std::size_t operator()(const crdt::Ack&) { return 128; }
+    std::size_t operator()(const crdt::RightsRequest&) { return 128; }
+    std::size_t operator()(const crdt::LifeClaim&) { return 128; }
+    std::size_t operator()(const crdt::LifeWitness&) { return 128; }
     std::size_t operator()(const crdt::DigestOffer& m) { return 256 + m.groups.size() * 19; }
     std::size_t operator()(const crdt::Inventory& m) {
       std::size_t bytes = 256;

@@ -1,0 +1,359 @@
+#include <weir/limits/escrow_agent.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace weir {
+namespace {
+
+/// A peer that has no more than this long to answer is not asked for the next window.
+constexpr Nanos kLeadShare = 2;  // of max_skew
+constexpr std::uint32_t kReserveAttempts = 32;
+
+std::uint64_t saturated(Uint128 units) {
+  constexpr auto kMost = std::numeric_limits<std::uint64_t>::max();
+  return units > kMost ? kMost : static_cast<std::uint64_t>(units);
+}
+
+}  // namespace
+
+EscrowAgent::EscrowAgent(EscrowAgentOptions options, crdt::Replica& replica, Limiter& limiter)
+    : options_(std::move(options)), replica_(replica), limiter_(limiter) {
+  peers_.resize(replica_.options().peers.size());
+  rules_changed();
+}
+
+void EscrowAgent::rules_changed() {
+  std::shared_ptr<const RuleSet> rules = limiter_.rules();
+  enabled_ |= std::any_of(rules->rules().begin(), rules->rules().end(),
+                          [](const Rule& rule) { return rule.enforcement == Enforcement::escrow; });
+}
+
+// Lives.
+
+void EscrowAgent::begin(bool disk, Nanos time_floor, Nanos now) {
+  standing_ = {};
+  standing_.disk = disk;
+  began_ = now;
+  time_floor_ = time_floor;
+  may_take_over_ = disk;
+  quick_ = disk && now <= time_floor;
+  register_life(now);
+}
+
+void EscrowAgent::begin_anew(bool stopped, Nanos now) {
+  standing_.stopped = stopped;
+  may_take_over_ = false;
+  taking_over_ = taken_over_ = registered_ = tainted_ = false;
+  for (Peer& peer : peers_) peer.witnessed = false;
+  register_life(now);
+}
+
+void EscrowAgent::register_life(Nanos now) {
+  standing_.open = false;
+  standing_.since = now;
+  next_claim_ = now;
+  elder_rows_ = replica_.counters().elder_rows;
+  written_ = false;
+  newest_ = 0;
+  previous_ = {};
+  register_ = crdt::register_cell(self(), now);
+  register_before_ = crdt::register_cell_before(self(), now);
+  for (const crdt::CellId& id : {register_before_, register_}) {
+    const crdt::Cell* cell = replica_.find(id);
+    if (cell == nullptr) continue;
+    for (const crdt::Slot& slot : cell->slots) {
+      if (slot.id.birth != crdt::kHorizonRow || slot.value <= newest_) continue;
+      newest_ = slot.value;
+      previous_ = slot.id.writer;
+    }
+  }
+  update_succession();
+}
+
+/// What was transferred for a window that has not begun, and clocks that are ahead: twice the
+/// tolerated skew is not this life's.
+void EscrowAgent::write_horizon(Nanos now) {
+  written_ = true;
+  Nanos horizon = now + 2 * replica_.options().max_skew;
+  write_row(crdt::kHorizonRow, std::max(static_cast<std::uint64_t>(horizon) + 1, newest_ + 1), now);
+}
+
+void EscrowAgent::write_row(std::uint64_t row, std::uint64_t value, Nanos now) {
+  crdt::OwnCount count{register_, row, value, {}, true, true};
+  replica_.count({&count, 1}, now);
+}
+
+crdt::Succession EscrowAgent::succession_of(const crdt::Member& member,
+                                            const crdt::Incarnation& life, Nanos now) const {
+  return crdt::succession_of(life, replica_.find(crdt::register_cell(member, now)),
+                             replica_.find(crdt::register_cell_before(member, now)));
+}
+
+void EscrowAgent::update_succession() {
+  succession_ = crdt::succession_of(replica_.incarnation(), replica_.find(register_),
+                                    replica_.find(register_before_));
+  // What earlier lives used must be known before it is counted on what they had.
+  if (enabled_) refresh();
+  publish();
+}
+
+void EscrowAgent::publish() {
+  bool witnessed = peers_.empty();
+  for (const Peer& peer : peers_) witnessed |= peer.witnessed;
+  standing_.open = registered_ && witnessed && unabsorbed_.empty();
+  standing_.horizon = succession_.horizon;
+  limiter_.set_standing(standing_);
+}
+
+void EscrowAgent::told_durable(const crdt::OwnCount& count) {
+  if (!crdt::is_register(count.cell)) return limiter_.told_durable(count);
+  if (count.birth == crdt::kHorizonRow) {
+    registered_ = true;
+  } else {
+    taken_over_ = true;
+  }
+  update_succession();
+}
+
+bool EscrowAgent::is_life_of(const crdt::Incarnation& life, const crdt::Member& member) const {
+  auto known = replica_.members().find(life);
+  return known != replica_.members().end() && known->second == member;
+}
+
+/// Rows of windows that are over at `at` are left out: either side may have forgotten them.
+std::uint64_t EscrowAgent::rows_of(const crdt::Member& member, const crdt::Incarnation& but,
+                                   Nanos at) const {
+  std::uint64_t sum = 0;
+  replica_.for_each([&](const crdt::Cell& cell) {
+    if (cell.id.is_bucket() || cell.id.epoch.expiry <= at) return;
+    for (const crdt::Slot& slot : cell.slots) {
+      if (slot.id.birth == 0 || slot.id.writer == but || !is_life_of(slot.id.writer, member)) {
+        continue;
+      }
+      std::uint64_t hash = crdt::mix64(crdt::cell_key(cell.id), slot.id.writer.hi);
+      hash = crdt::mix64(crdt::mix64(hash, slot.id.writer.lo), slot.id.birth);
+      sum += crdt::mix64(hash, slot.value);
+    }
+  });
+  return sum;
+}
+
+void EscrowAgent::claim(Nanos now) {
+  if (taken_over_ || standing_.stopped || !registered_ || now < next_claim_) return;
+  next_claim_ = now + options_.claim_interval;
+  std::vector<crdt::PeerStatus> status = replica_.peers();
+  for (crdt::PeerIndex i = 0; i < peers_.size(); ++i) {
+    if (peers_[i].witnessed || !status[i].incarnation) continue;
+    out_.push_back(
+        {i, crdt::LifeClaim{replica_.incarnation(), now, options_.shares->version(now)}});
+  }
+}
+
+void EscrowAgent::heard(crdt::PeerIndex peer, const crdt::Incarnation& from, Nanos now) {
+  if (peer >= peers_.size()) return;
+  auto& heard = peers_[peer].heard;
+  heard[from] = now;
+  if (heard.size() > 1) {
+    std::erase_if(heard, [&](const auto& each) { return each.second + options_.quiet <= now; });
+  }
+}
+
+void EscrowAgent::receive(crdt::PeerIndex peer, const crdt::Incarnation& from,
+                          const crdt::Message& message, Nanos now) {
+  if (peer >= peers_.size()) return;
+  if (const auto* request = std::get_if<crdt::RightsRequest>(&message))
+    on(peer, from, *request, now);
+  if (const auto* claim = std::get_if<crdt::LifeClaim>(&message)) on(peer, from, *claim, now);
+  if (const auto* witness = std::get_if<crdt::LifeWitness>(&message)) on(peer, from, *witness, now);
+}
+
+void EscrowAgent::on(crdt::PeerIndex index, const crdt::Incarnation& from,
+                     const crdt::LifeClaim& message, Nanos now) {
+  Peer& peer = peers_[index];
+  if (message.life != from || peer.heard.size() > 1) return;
+  if (options_.shares->version(message.at) != message.version) {
+    ++counters_.versions_differ;
+    return;
+  }
+  const crdt::Member& member = replica_.options().peers[index];
+  const crdt::Cell* current = replica_.find(crdt::register_cell(member, message.at));
+  if (current == nullptr || current->value_of({from, crdt::kHorizonRow}) == 0) return;
+  // This node would not have heard of another life yet, if there is one.
+  if (now < began_ + options_.quiet && has_other_lives(*current, from)) return;
+  peer.claimed = from;
+  peer.claimed_at = message.at;
+  peer.after = replica_.written();
+  answer_claims(now);
+}
+
+bool EscrowAgent::has_other_lives(const crdt::Cell& lives, const crdt::Incarnation& but) {
+  return std::any_of(lives.slots.begin(), lives.slots.end(),
+                     [&](const crdt::Slot& slot) { return slot.id.writer != but; });
+}
+
+void EscrowAgent::answer_claims(Nanos now) {
+  for (crdt::PeerIndex i = 0; i < peers_.size(); ++i) {
+    Peer& peer = peers_[i];
+    if (!peer.claimed || replica_.durable() < peer.after) continue;
+    std::uint64_t rows = rows_of(replica_.options().peers[i], peer.claimed, peer.claimed_at);
+    out_.push_back({i, crdt::LifeWitness{peer.claimed, peer.claimed_at, now, rows}});
+    peer.claimed = {};
+  }
+}
+
+void EscrowAgent::on(crdt::PeerIndex index, const crdt::Incarnation&,
+                     const crdt::LifeWitness& message, Nanos now) {
+  Peer& peer = peers_[index];
+  if (!enabled_ || message.life != replica_.incarnation() || peer.witnessed) return;
+  if (message.rows != rows_of(self(), message.life, message.at)) {
+    // Rows are still on their way, in one direction or the other: asked again.
+    return;
+  }
+  peer.witnessed = true;
+  // By its clock the reserved time is over: ours may have been set back.
+  if (message.now > time_floor_ + replica_.options().max_skew) quick_ = false;
+  publish();
+  take_over_if_sure(now);
+}
+
+void EscrowAgent::take_over_if_sure(Nanos now) {
+  if (!may_take_over_ || taking_over_ || !registered_ || standing_.stopped) return;
+  if (replica_.counters().elder_rows != elder_rows_) {
+    // Some life of this member wrote what our disk does not hold.
+    may_take_over_ = false;
+    return;
+  }
+  auto witnesses = static_cast<std::size_t>(
+      std::count_if(peers_.begin(), peers_.end(), [](const Peer& p) { return p.witnessed; }));
+  bool sure = witnesses == peers_.size() || (quick_ && previous_ && witnesses > 0);
+  if (!sure) return;
+  taking_over_ = true;
+  write_row(previous_ ? crdt::succession_row(previous_) : crdt::kFirstRow, 1, now);
+}
+
+// Rights.
+
+bool EscrowAgent::changed(const crdt::CellId& id) {
+  const crdt::Cell* cell = replica_.find(id);
+  if (cell == nullptr || !crdt::is_escrow(*cell)) return false;
+  if (taking_over_ && replica_.counters().elder_rows != elder_rows_) tainted_ = true;
+  if (!enabled_ || crdt::is_register(id)) return true;
+  absorb(*cell);
+  publish();
+  return true;
+}
+
+/// Everything but the rows of the life that runs: these the limiter knows best.
+bool EscrowAgent::absorb(const crdt::Cell& cell) {
+  crdt::Cell rest;
+  rest.id = cell.id;
+  Uint128 used = 0;
+  for (const crdt::Slot& slot : cell.slots) {
+    if (slot.id.writer == replica_.incarnation()) continue;
+    rest.slots.push_back(slot);
+    if (slot.id.birth == crdt::kUsedRow) used += slot.value;
+  }
+  EscrowOthers others;
+  others.holding = crdt::holding_of(rest, succession_, [this](const crdt::Incarnation& life) {
+    return is_life_of(life, self());
+  });
+  others.used_by_peers = saturated(used);
+  bool absorbed = limiter_.absorb_rows(cell.id, others);
+  if (absorbed) {
+    unabsorbed_.erase(cell.id);
+  } else {
+    unabsorbed_.insert(cell.id);
+  }
+  return absorbed;
+}
+
+void EscrowAgent::refresh() {
+  replica_.for_each([this](const crdt::Cell& cell) {
+    if (crdt::is_escrow(cell) && !crdt::is_register(cell.id)) absorb(cell);
+  });
+}
+
+void EscrowAgent::on(crdt::PeerIndex index, const crdt::Incarnation& from,
+                     const crdt::RightsRequest& message, Nanos now) {
+  // Only to the life that this node itself talks to: a late request of one that is gone would
+  // transfer rights to nobody.
+  bool current = replica_.peers()[index].incarnation == from;
+  bool served = current && !standing_.stopped && crdt::valid_epoch(message.cell.epoch) &&
+                limiter_.give_rights(message.rule, message.cell, from, message.wanted, now);
+  ++(served ? counters_.requests_served : counters_.requests_refused);
+}
+
+void EscrowAgent::ask_for_rights(Nanos now) {
+  needs_.clear();
+  limiter_.rights_needed(now, replica_.options().max_skew / kLeadShare, needs_);
+  if (standing_.stopped) return;
+  for (const RightsNeed& need : needs_) ask(need, now);
+}
+
+/// The richest first, as far as is known here; the next one each time nothing came of it.
+void EscrowAgent::ask(const RightsNeed& need, Nanos now) {
+  struct Donor {
+    crdt::PeerIndex peer = 0;
+    crdt::Int128 rights = 0;
+    std::uint64_t received = 0;
+  };
+  std::vector<Donor> donors;
+  crdt::Cell nothing;
+  const crdt::Cell* cell = replica_.find(need.cell);
+  if (cell == nullptr) cell = &nothing;
+  std::vector<crdt::PeerStatus> status = replica_.peers();
+  for (crdt::PeerIndex i = 0; i < status.size(); ++i) {
+    const crdt::Incarnation& life = status[i].incarnation;
+    if (!life) continue;
+    const crdt::Member& member = status[i].member;
+    crdt::Succession succession = succession_of(member, life, now);
+    crdt::Holding holding = crdt::holding_of(
+        *cell, succession, [&](const crdt::Incarnation& each) { return is_life_of(each, member); });
+    std::uint64_t share =
+        options_.shares->share(member, need.cell.series, need.limit, need.cell.epoch.start);
+    crdt::Int128 rights = crdt::rights(holding, succession, need.cell.epoch, share);
+    // One that has used some may keep a little of that in reserve, which it can give as well. It is
+    // asked for a few times.
+    bool may_have = rights > 0 || (holding.used > 0 && need.attempt < kReserveAttempts);
+    if (!may_have) continue;
+    std::uint64_t received = cell->value_of({life, crdt::transfer_row(replica_.incarnation())});
+    donors.push_back({i, rights, received});
+  }
+  if (donors.empty()) return;
+  std::stable_sort(donors.begin(), donors.end(),
+                   [](const Donor& a, const Donor& b) { return a.rights > b.rights; });
+  const Donor& donor = donors[need.attempt % donors.size()];
+  std::uint64_t most =
+      donor.rights > 0 ? saturated(static_cast<Uint128>(donor.rights)) : need.units;
+  out_.push_back(
+      {donor.peer, crdt::RightsRequest{need.rule, need.cell,
+                                       add_saturated(donor.received, std::min(need.units, most))}});
+  ++counters_.requests_sent;
+}
+
+void EscrowAgent::pump(Nanos now) {
+  answer_claims(now);
+  if (!enabled_) return;
+  if (!written_) write_horizon(now);
+  for (auto at = unabsorbed_.begin(); at != unabsorbed_.end();) {
+    const crdt::CellId id = *at++;
+    const crdt::Cell* cell = replica_.find(id);
+    if (cell == nullptr) {
+      unabsorbed_.erase(id);
+    } else {
+      absorb(*cell);
+    }
+  }
+  take_over_if_sure(now);
+  claim(now);
+  publish();
+  ask_for_rights(now);
+}
+
+std::vector<crdt::Envelope> EscrowAgent::take() {
+  return std::exchange(out_, {});
+}
+
+}  // namespace weir
