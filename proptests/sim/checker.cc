@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <weir/crdt/escrow.h>
 #include <weir/limits/bucket.h>
 #include <weir/limits/window.h>
 
@@ -75,7 +76,11 @@ std::uint64_t Checker::allowed(const crdt::SlotId& slot, const crdt::CellId& cel
     auto bucket = life.buckets->find(cell);
     return bucket == life.buckets->end() ? 0 : bucket->second.since(slot.birth);
   }
-  if (!life.durable && life.current) return own_count(life.node, cell, slot.birth);
+  // Rows of escrow rules: what is spent is checked, and where that is written before anybody knows.
+  if (!life.durable && !cell.is_bucket() && slot.birth != 0) return ~std::uint64_t{0};
+  if (!life.durable && life.current) {
+    return add_saturated(own_count(life.node, cell, slot.birth), reserve_of(cell));
+  }
   auto count = life.counts.find({cell, slot.birth});
   return count == life.counts.end() ? 0 : count->second;
 }
@@ -86,8 +91,9 @@ void Checker::check_known(const crdt::Cell& cell, const char* where, std::uint32
     if (slot.value <= most) continue;
     auto life = lives_.find(slot.id.writer);
     if (life == lives_.end()) fail(31, node, fmt::format("{} has a slot of nobody", name(cell.id)));
-    bool invented =
-        life->second.current && slot.value > own_count(life->second.node, cell.id, slot.id.birth);
+    bool row = !cell.id.is_bucket() && slot.id.birth != 0;
+    bool invented = life->second.current && !row &&
+                    slot.value > own_count(life->second.node, cell.id, slot.id.birth);
     fail(invented ? 31 : 29, node,
          fmt::format("{} {}: slot of {} (n{}) has {}, but its owner had at most {} {}", where,
                      name(cell.id), name(slot.id.writer), life->second.node, slot.value, most,
@@ -134,7 +140,9 @@ void Checker::booted(std::uint32_t node, bool durable) {
       if (gone) continue;
       const crdt::Cell* held = replica(node).find(id);
       std::uint64_t total = held == nullptr ? 0 : held->total();
-      if (total != cell.total()) {
+      // What is kept in reserve may have been handed over by the stop itself.
+      bool ahead = crdt::is_escrow(cell) || reserve_of(id) > 0;
+      if (ahead ? total < cell.total() : total != cell.total()) {
         fail(32, node,
              fmt::format("{}: {} before a clean stop, {} after it", name(id), cell.total(), total));
       }
@@ -142,10 +150,19 @@ void Checker::booted(std::uint32_t node, bool durable) {
   }
   memory.stopped_clean = false;
   memory.at_stop.clear();
+  rules_loaded(node);
   replica(node).for_each([&](const crdt::Cell& cell) {
     if (cell.id.is_bucket()) process.shared.insert(cell.id);
   });
   inspect(node);
+}
+
+void Checker::rules_loaded(std::uint32_t node) {
+  std::shared_ptr<const RuleSet> rules = nodes[node].engine->limiter().rules();
+  for (const Rule& rule : rules->rules()) {
+    std::uint64_t& limit = limits_[rule.name];
+    limit = std::max(limit, rule.limit);
+  }
 }
 
 void Checker::freeze(std::uint32_t node, const crdt::Incarnation& id) {
@@ -154,7 +171,7 @@ void Checker::freeze(std::uint32_t node, const crdt::Incarnation& id) {
   if (life.durable) return;
   const Process& process = processes_[node];
   for (const auto& [cell, own] : process.windows) {
-    if (own.total > own.left) life.counts[{cell, 0}] = own.total - own.left;
+    if (own.total > own.left) life.counts[{cell, 0}] = own.total - own.left + reserve_of(cell);
   }
 }
 
@@ -165,6 +182,7 @@ void Checker::reincarnated(std::uint32_t node, const crdt::Incarnation& fresh) {
     if (lives_[id].current) old = id;
   }
   freeze(node, old);
+  process.spent.clear();
   // What the replica holds of the old life stays behind, the rest is counted again under the new.
   auto held = [&](const crdt::CellId& id, std::uint64_t birth) {
     const crdt::Cell* cell = replica(node).find(id);
@@ -234,6 +252,73 @@ void Checker::disk_replaced(std::uint32_t node) {
   memories_[node] = {};
 }
 
+/// Somebody else has a row of this node that its disk will not have.
+bool Checker::told_of_more(std::uint32_t node, const Image& disk, std::uint32_t replaced,
+                           const Image& replacement, Nanos wall) const {
+  auto more = [&](const crdt::Cell& cell) {
+    // What is over, no one is told of any more.
+    if (cell.id.is_bucket() || cell.id.epoch.expiry <= wall + kSecond) return false;
+    return std::any_of(cell.slots.begin(), cell.slots.end(), [&](const crdt::Slot& slot) {
+      auto life = lives_.find(slot.id.writer);
+      return slot.id.birth != 0 && life != lives_.end() && life->second.node == node &&
+             disk.value_of(cell.id, slot.id) < slot.value;
+    });
+  };
+  for (std::uint32_t other = 0; other < nodes.size(); ++other) {
+    if (other == node) continue;
+    const Image& image = other == replaced ? replacement : nodes[other].disk->image;
+    for (const auto& [id, cell] : image.cells) {
+      if (more(cell)) return true;
+    }
+    bool known = false;
+    if (other != replaced && nodes[other].engine != nullptr) {
+      replica(other).for_each([&](const crdt::Cell& cell) { known |= more(cell); });
+    }
+    if (known) return true;
+  }
+  return false;
+}
+
+void Checker::disk_will_be(std::uint32_t node, const Image& image, Nanos wall) {
+  std::vector<bool> told;
+  for (std::uint32_t each = 0; each < nodes.size(); ++each) {
+    const Image& disk = each == node ? image : nodes[each].disk->image;
+    // Within the time that is reserved on it one peer's word is enough.
+    bool soon = each == node && wall <= disk.ceiling;
+    told.push_back(!soon && told_of_more(each, disk, node, image, wall));
+  }
+  for (auto& [id, window] : escrow_) {
+    // By slot, the most that anybody will know.
+    std::map<crdt::SlotId, std::uint64_t> known;
+    auto learn = [&](const crdt::Cell* cell) {
+      if (cell == nullptr) return;
+      for (const crdt::Slot& slot : cell->slots) {
+        if (slot.id.birth != crdt::kUsedRow) continue;
+        std::uint64_t& most = known[slot.id];
+        most = std::max(most, slot.value);
+      }
+    };
+    for (std::uint32_t each = 0; each < nodes.size(); ++each) {
+      const Image& disk = each == node ? image : nodes[each].disk->image;
+      auto cell = disk.cells.find(id);
+      if (cell != disk.cells.end()) learn(&cell->second);
+      if (each != node && nodes[each].engine != nullptr) learn(replica(each).find(id));
+    }
+    std::map<std::uint32_t, Uint128> sums;
+    for (const auto& [slot, value] : known) {
+      auto life = lives_.find(slot.writer);
+      if (life != lives_.end()) sums[life->second.node] += value;
+    }
+    for (auto& [each, admitted] : window.by_node) {
+      // A window that begins later than the life after this one is that one's.
+      bool later = each == node && id.epoch.start > wall + 2 * kSecond;
+      if (admitted <= sums[each] || (told[each] && !later)) continue;
+      window.excused += admitted - sums[each];
+      admitted = sums[each];
+    }
+  }
+}
+
 // Decisions.
 
 std::uint64_t Checker::window_count(std::uint32_t node, const crdt::CellId& id) const {
@@ -277,6 +362,10 @@ void Checker::check_window(std::uint32_t node, const Rule& rule, const crdt::Ser
   }
   if (!consumed) return;
   crdt::CellId id{series, shape.epoch(index)};
+  if (rule.durability == Durability::reserve) {
+    std::uint64_t& block = reserves_[id];
+    block = std::max({block, rule.limit / 100, std::uint64_t{1}});
+  }
   OwnWindow& own = processes_[node].windows[id];
   own.total = add_saturated(own.total, cost);
   std::uint64_t& everywhere = globally_[id];
@@ -285,6 +374,72 @@ void Checker::check_window(std::uint32_t node, const Rule& rule, const crdt::Ser
     over_admitted_ += std::min(cost, everywhere - rule.limit);
   }
   processes_[node].recent[id] = {own.total, crdt::generation_of(id.epoch).end()};
+}
+
+std::uint64_t Checker::reserve_of(const crdt::CellId& id) const {
+  auto at = reserves_.find(id);
+  return at == reserves_.end() ? 0 : at->second;
+}
+
+void Checker::check_escrow(std::uint32_t node, const Rule& rule, const crdt::SeriesId& series,
+                           const RuleStatus& status, std::uint64_t cost, bool consumed, bool waits,
+                           Nanos now) {
+  WindowShape shape = window_shape(rule, series);
+  crdt::CellId id{series, shape.epoch(shape.index(now))};
+  EscrowWindow& window = escrow_[id];
+  Process& process = processes_[node];
+  if (consumed && process.failed && nodes[node].engine->status().storage_failure != "") {
+    fail(33, node, rule.name + ": rights are spent after a failed sync");
+  }
+  std::uint64_t limit = limits_[rule.name];
+  // Rights that are left here are left in all.
+  Uint128 most = window.admitted - std::min(window.admitted, window.excused) + status.remaining;
+  if (most > limit) {
+    fail(24, node,
+         fmt::format("{} {}: {} rights are left here, and {} of {} are used", rule.name, name(id),
+                     status.remaining, static_cast<std::uint64_t>(window.admitted), limit));
+  }
+  if (!status.allowed && status.elsewhere) escrow_denied_ = add_saturated(escrow_denied_, cost);
+  if (!consumed) return;
+  std::uint64_t& spent = process.spent[id];
+  spent = add_saturated(spent, cost);
+  if (waits) {
+    process.escrow.push_back({id, {rule.name, cost}});
+    return;
+  }
+  const Life& life = lives_[replica(node).incarnation()];
+  auto durable = life.counts.find({id, crdt::kUsedRow});
+  std::uint64_t kept = durable == life.counts.end() ? 0 : durable->second;
+  if (life.durable && spent > kept) {
+    fail(28, node,
+         fmt::format("{} {}: answered with {} spent and {} durable", rule.name, name(id), spent,
+                     kept));
+  }
+  admit_escrow(node, id, rule.name, cost);
+}
+
+void Checker::admit_escrow(std::uint32_t node, const crdt::CellId& id, const std::string& rule,
+                           std::uint64_t units) {
+  EscrowWindow& window = escrow_[id];
+  window.admitted += units;
+  escrow_admitted_ += units;
+  window.by_node[node] += units;
+  if (window.admitted <= limits_[rule] + window.excused) return;
+  std::string rows;
+  if (const crdt::Cell* cell = replica(node).find(id)) {
+    for (const crdt::Slot& slot : cell->slots) {
+      auto life = lives_.find(slot.id.writer);
+      rows += fmt::format(" {} (n{}) {}: {};", name(slot.id.writer),
+                          life == lives_.end() ? 99 : life->second.node,
+                          slot.id.birth == crdt::kUsedRow ? "used" : "gave", slot.value);
+    }
+  }
+  for (const auto& [who, share] : window.by_node) {
+    rows += fmt::format(" n{} admitted {};", who, static_cast<std::uint64_t>(share));
+  }
+  fail(23, node,
+       fmt::format("{} {}: {} of {} admitted;{}", rule, name(id),
+                   static_cast<std::uint64_t>(window.admitted), limits_[rule], rows));
 }
 
 void Checker::check_bucket(std::uint32_t node, const Rule& rule, const crdt::SeriesId& series,
@@ -448,7 +603,9 @@ void Checker::decided(std::uint32_t node, const Request& request, const Decision
     bool consumed = decision.allowed && status.allowed && !status.degraded && cost > 0;
     if (status.degraded) continue;
     crdt::SeriesId series = nodes[node].engine->limiter().series_of(status.rule, request);
-    if (rule.algorithm == Algorithm::token_bucket) {
+    if (rule.enforcement == Enforcement::escrow) {
+      check_escrow(node, rule, series, status, cost, consumed, decision.wants_commit, now);
+    } else if (rule.algorithm == Algorithm::token_bucket) {
       check_bucket(node, rule, series, status, cost, consumed, now);
     } else {
       check_window(node, rule, series, status, cost, consumed, now);
@@ -463,6 +620,7 @@ std::uint64_t Checker::asked(std::uint32_t node) {
   waiting.number = ++number_;
   waiting.totals.assign(process.recent.begin(), process.recent.end());
   process.recent.clear();
+  waiting.escrow = std::exchange(process.escrow, {});
   process.waiting.push_back(std::move(waiting));
   return number_;
 }
@@ -478,6 +636,9 @@ void Checker::answered(std::uint32_t node, std::uint64_t number, bool durable) {
     Waiting waiting = std::move(process.waiting.front());
     process.waiting.pop_front();
     if (!durable) continue;
+    for (const auto& [id, units] : waiting.escrow) {
+      admit_escrow(node, id, units.first, units.second);
+    }
     for (const auto& [id, admitted] : waiting.totals) {
       if (admitted.expiry <= floor) continue;
       std::uint64_t total = admitted.total;
@@ -523,9 +684,21 @@ void Checker::appended(std::uint32_t node, const crdt::Write& write) {
         if (slot.value > most) check_known(cell, "writes", node);
         continue;
       }
+      if (!cell.id.is_bucket() && slot.id.birth != 0) {
+        auto spent = processes_[node].spent.find(cell.id);
+        if (slot.id.birth == crdt::kUsedRow && spent != processes_[node].spent.end() &&
+            slot.value < spent->second) {
+          fail(28, node,
+               fmt::format("{}: {} rights are spent, {} are written", name(cell.id), spent->second,
+                           slot.value));
+        }
+        continue;
+      }
       if (cell.id.is_bucket()) note_written(node, cell.id, slot);
       std::uint64_t own = own_count(node, cell.id, slot.id.birth);
-      bool wrong = cell.id.is_bucket() ? slot.value > own : slot.value != own;
+      std::uint64_t ahead = slot.value - std::min(slot.value, own);
+      bool wrong =
+          cell.id.is_bucket() ? slot.value > own : slot.value < own || ahead > reserve_of(cell.id);
       if (wrong) {
         fail(42, node,
              fmt::format("{}: {} is written as this node's count, but it admitted {}",
@@ -556,6 +729,9 @@ void Checker::durable(std::uint32_t node, const crdt::Write& write) {
       auto life = lives_.find(slot.id.writer);
       if (life == lives_.end() || life->second.node != node || !life->second.durable) continue;
       std::uint64_t& value = life->second.counts[{cell.id, slot.id.birth}];
+      if (!cell.id.is_bucket() && crdt::is_transfer(slot.id.birth) && !crdt::is_register(cell.id)) {
+        escrow_given_ += slot.value - std::min(slot.value, value);
+      }
       value = std::max(value, slot.value);
     }
   }
@@ -785,7 +961,9 @@ bool Checker::converged() {
       if (crdt::generation_of(id.epoch).end() <= floor || own.total == own.left) continue;
       const crdt::Cell* held = replica(0).find(id);
       std::uint64_t value = held == nullptr ? 0 : held->value_of({replica(n).incarnation(), 0});
-      if (value == own.total - own.left) continue;
+      if (value >= own.total - own.left && value - (own.total - own.left) <= reserve_of(id)) {
+        continue;
+      }
       difference_ =
           fmt::format("{}: n{} admitted {}, {} is known", name(id), n, own.total - own.left, value);
       return false;
@@ -824,6 +1002,11 @@ void Checker::at_rest(const std::vector<std::vector<bool>>& linked, bool same_ru
       Decision other;
       nodes[n].engine->limiter().check(request, then, other);
       for (std::size_t i = 0; i < first.statuses.size(); ++i) {
+        const Rule& rule = nodes[n].engine->limiter().rules()->rules()[first.statuses[i].rule];
+        // Rights are each node's own; and of a reserve others know what is ahead.
+        if (rule.enforcement == Enforcement::escrow || rule.durability == Durability::reserve) {
+          continue;
+        }
         if (other.statuses[i].remaining == first.statuses[i].remaining &&
             other.statuses[i].allowed == first.statuses[i].allowed) {
           continue;

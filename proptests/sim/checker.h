@@ -47,6 +47,8 @@ class Checker {
   void made_incarnation(const crdt::Incarnation& fresh);
   /// The engine started; before anything else happens to it.
   void booted(std::uint32_t node, bool durable);
+  /// At a boot and after a reload.
+  void rules_loaded(std::uint32_t node);
   void reincarnated(std::uint32_t node, const crdt::Incarnation& fresh);
   /// Before a clean stop, and after it.
   void stopping(std::uint32_t node);
@@ -54,6 +56,10 @@ class Checker {
   void crashed(std::uint32_t node);
   /// The node's disk is no longer the one that made its promises.
   void disk_replaced(std::uint32_t node);
+  /// Before that: the disk will be `image`. What was admitted of escrow rules' windows, and
+  /// neither that disk nor anybody else knows, nobody can be asked to respect: unless others know
+  /// that there was more, which makes the node take all of it as used.
+  void disk_will_be(std::uint32_t node, const Image& image, Nanos wall);
 
   // Decisions.
   void decided(std::uint32_t node, const Request& request, const Decision& decision, Nanos now);
@@ -89,6 +95,10 @@ class Checker {
   std::uint64_t decisions() const { return decisions_; }
   std::uint64_t admitted() const { return admitted_; }
   std::uint64_t over_admitted() const { return over_admitted_; }
+  /// Of escrow rules: units admitted, units denied, and rights that were transferred.
+  std::uint64_t escrow_admitted() const { return escrow_admitted_; }
+  std::uint64_t escrow_denied() const { return escrow_denied_; }
+  std::uint64_t escrow_given() const { return escrow_given_; }
 
  private:
   struct SlotKey {
@@ -117,6 +127,14 @@ class Checker {
     std::uint64_t since(std::uint64_t birth) const;  // up to the next birth
     std::uint64_t left_of(std::uint64_t birth) const;
   };
+  /// Of one window of an escrow rule.
+  struct EscrowWindow {
+    Uint128 admitted = 0;                      ///< by all, answered
+    Uint128 excused = 0;                       ///< of it, by lives that nobody remembers
+    std::map<std::uint32_t, Uint128> by_node;  ///< of it
+  };
+  using EscrowUnits = std::vector<std::pair<crdt::CellId, std::pair<std::string, std::uint64_t>>>;
+
   using Buckets = std::unordered_map<crdt::CellId, OwnBucket>;
 
   struct Life {  // of an incarnation
@@ -139,6 +157,7 @@ class Checker {
   struct Waiting {
     std::uint64_t number = 0;
     std::vector<std::pair<crdt::CellId, Admitted>> totals;
+    EscrowUnits escrow;
   };
   struct Process {
     std::shared_ptr<std::set<crdt::Incarnation>> lives =
@@ -151,6 +170,8 @@ class Checker {
     std::set<crdt::CellId> refused;  // far-future cells that a peer pushed
     /// News of buckets that had drained here: acknowledged, and dropped.
     std::map<std::pair<crdt::CellId, crdt::SlotId>, std::uint64_t> drained;
+    EscrowUnits escrow;  // admitted, and the answer waits for the disk
+    std::unordered_map<crdt::CellId, std::uint64_t> spent;  // of rights, by the life that runs
     bool failed = false;
     Nanos floor = 0;
     Nanos time = 0;
@@ -180,6 +201,14 @@ class Checker {
   std::uint64_t window_count(std::uint32_t node, const crdt::CellId& cell) const;
   void check_window(std::uint32_t node, const Rule& rule, const crdt::SeriesId& series,
                     const RuleStatus& status, std::uint64_t cost, bool consumed, Nanos now);
+  void check_escrow(std::uint32_t node, const Rule& rule, const crdt::SeriesId& series,
+                    const RuleStatus& status, std::uint64_t cost, bool consumed, bool waits,
+                    Nanos now);
+  void admit_escrow(std::uint32_t node, const crdt::CellId& id, const std::string& rule,
+                    std::uint64_t units);
+  std::uint64_t reserve_of(const crdt::CellId& id) const;
+  bool told_of_more(std::uint32_t node, const Image& disk, std::uint32_t replaced,
+                    const Image& replacement, Nanos wall) const;
   void check_bucket(std::uint32_t node, const Rule& rule, const crdt::SeriesId& series,
                     const RuleStatus& status, std::uint64_t cost, bool consumed, Nanos now);
   std::string show(std::uint32_t node, const crdt::CellId& id, Nanos now) const;
@@ -206,11 +235,18 @@ class Checker {
   /// Of expected buckets' slots: the value, and when the bucket that has it is full again.
   std::map<std::pair<crdt::CellId, crdt::SlotId>, std::pair<std::uint64_t, Nanos>> full_again_;
   std::unordered_map<crdt::CellId, std::uint64_t> globally_;  // windows: admitted by anyone
+  std::map<crdt::CellId, EscrowWindow> escrow_;
+  /// The highest limit that any node ever had. Until all have the new one, that is the promise.
+  std::map<std::string, std::uint64_t> limits_;
+  std::unordered_map<crdt::CellId, std::uint64_t> reserves_;  // windows with durability reserve
   std::string difference_;
   std::uint64_t number_ = 0;
   std::uint64_t decisions_ = 0;
   std::uint64_t admitted_ = 0;
   std::uint64_t over_admitted_ = 0;
+  std::uint64_t escrow_admitted_ = 0;
+  std::uint64_t escrow_denied_ = 0;
+  std::uint64_t escrow_given_ = 0;
 };
 
 }  // namespace weir::sim

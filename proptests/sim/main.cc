@@ -38,6 +38,9 @@ struct Totals {
     sum.decisions += stats.decisions;
     sum.admitted += stats.admitted;
     sum.over_admitted += stats.over_admitted;
+    sum.escrow_admitted += stats.escrow_admitted;
+    sum.escrow_denied += stats.escrow_denied;
+    sum.escrow_given += stats.escrow_given;
     sum.messages += stats.messages;
     sum.commits += stats.commits;
     sum.boots += stats.boots;
@@ -89,6 +92,9 @@ void print_summary(const Totals& totals, double wall, bool json) {
              sum.commits);
   fmt::print("decisions        {}, {} units admitted, {} over a window's limit\n", sum.decisions,
              sum.admitted, sum.over_admitted);
+  fmt::print(
+      "escrow           {} units admitted, {} denied while others may have had rights, {} given\n",
+      sum.escrow_admitted, sum.escrow_denied, sum.escrow_given);
   fmt::print("boots            {}, {} changes of incarnation while running\n", sum.boots,
              sum.reincarnations);
   fmt::print("faults           {}\n", fault_count(sum));

@@ -68,6 +68,22 @@ void make_rules(Random& random, Scenario& scenario) {
   auto count = static_cast<std::uint32_t>(random.between(1, 4));
   std::vector<Rule> rules;
   for (std::uint32_t i = 0; i < count; ++i) rules.push_back(make_rule(random, i, scarce_only));
+  // From a stream of its own, so that what else a seed decides stays.
+  Random rights(scenario.seed, 8);
+  bool escrow = rights.chance(400);
+  for (Rule& rule : rules) {
+    bool fixed = rule.algorithm == Algorithm::fixed_window;
+    if (fixed && escrow && rights.chance(700)) {
+      rule.enforcement = Enforcement::escrow;
+      if (rule.durability == Durability::async) rule.durability = Durability::reserve;
+    } else if ((fixed || rule.algorithm == Algorithm::sliding_window) && rights.chance(150)) {
+      rule.durability = Durability::reserve;
+    }
+  }
+  for (std::uint32_t i = 0; i < scenario.nodes; ++i) {
+    scenario.weights.push_back(rights.chance(700) ? 1
+                                                  : static_cast<std::uint32_t>(rights.below(4)));
+  }
   scenario.rules.push_back(rule_set(rules));
   for (Rule& rule : rules) {
     rule.limit = random.chance(500) ? rule.limit / 2 : rule.limit * 2;
@@ -241,9 +257,10 @@ std::string describe(const Scenario& scenario) {
       scenario.max_series < 1000 ? fmt::format(", {} series", scenario.max_series) : "",
       scenario.ghosts ? ", ghosts" : "");
   for (const Rule& rule : scenario.rules[0]->rules()) {
-    text += fmt::format(" [{} {}/{}ms burst {} slots {}{} {}{}]", to_string(rule.algorithm),
+    text += fmt::format(" [{} {}/{}ms burst {} slots {}{} {}{}{}]", to_string(rule.algorithm),
                         rule.limit, rule.window / kMillisecond, rule.burst, rule.slots,
                         rule.strict ? " strict" : "", to_string(rule.durability),
+                        rule.enforcement == Enforcement::escrow ? " escrow" : "",
                         rule.shadow ? " shadow" : "");
   }
   return text;

@@ -74,7 +74,8 @@ struct Scenario {
   bool ghosts = false;
   std::uint32_t users = 1;
   std::uint32_t paths = 1;
-  std::vector<Nanos> request_gap;  ///< mean, per node
+  std::vector<Nanos> request_gap;      ///< mean, per node
+  std::vector<std::uint32_t> weights;  ///< for escrow rules, per node
   Nanos disk_latency = kMillisecond;
   Nanos tell_delay = kMillisecond;  ///< from a commit to the node hearing of it
   bool disk_reorders = false;       ///< a crash keeps any subset of the un-synced writes

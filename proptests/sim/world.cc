@@ -24,7 +24,8 @@ HashKey hash_key(std::uint64_t seed) {
 }
 
 std::string_view kind_of(const crdt::Message& message) {
-  constexpr std::string_view kKinds[] = {"push", "ack", "offer", "inventory", "repair"};
+  constexpr std::string_view kKinds[] = {"push",   "ack",    "offer", "inventory",
+                                         "repair", "rights", "claim", "witness"};
   return kKinds[message.index()];
 }
 
@@ -43,6 +44,12 @@ std::uint64_t weigh(const crdt::Message& message) {
     for (const crdt::GroupInventory& group : inventory->groups) {
       for (const crdt::CellDigest& cell : group.cells) hash = crdt::mix64(hash, cell.digest);
     }
+  } else if (const auto* request = std::get_if<crdt::RightsRequest>(&message)) {
+    hash = crdt::mix64(crdt::mix64(hash, request->cell.series.lo), request->wanted);
+  } else if (const auto* claim = std::get_if<crdt::LifeClaim>(&message)) {
+    hash = crdt::mix64(hash, claim->life.lo);
+  } else if (const auto* witness = std::get_if<crdt::LifeWitness>(&message)) {
+    hash = crdt::mix64(crdt::mix64(hash, witness->life.lo), witness->rows);
   } else {
     hash = crdt::mix64(hash, std::get<crdt::Ack>(message).upto);
   }
@@ -73,6 +80,16 @@ std::string summary(const crdt::Message& message) {
   }
   if (const auto* inventory = std::get_if<crdt::Inventory>(&message)) {
     return fmt::format("inventory of {} differing groups", inventory->groups.size());
+  }
+  if (const auto* request = std::get_if<crdt::RightsRequest>(&message)) {
+    return fmt::format("request for {} of {:08x}", request->wanted,
+                       static_cast<std::uint32_t>(request->cell.series.lo));
+  }
+  if (const auto* claim = std::get_if<crdt::LifeClaim>(&message)) {
+    return "claim of " + crdt::to_string(claim->life).substr(0, 8);
+  }
+  if (const auto* witness = std::get_if<crdt::LifeWitness>(&message)) {
+    return "witness of " + crdt::to_string(witness->life).substr(0, 8);
   }
   const auto& repair = std::get<crdt::Repair>(message);
   return fmt::format("repair with {} cells, wants {} groups", repair.delta.cells.size(),
@@ -160,6 +177,9 @@ class World {
     stats_.decisions = checker_.decisions();
     stats_.admitted = checker_.admitted();
     stats_.over_admitted = checker_.over_admitted();
+    stats_.escrow_admitted = checker_.escrow_admitted();
+    stats_.escrow_denied = checker_.escrow_denied();
+    stats_.escrow_given = checker_.escrow_given();
     result.stats = stats_;
     result.scenario = scenario_;
     result.tail.assign(trace_.tail().begin(), trace_.tail().end());
@@ -266,6 +286,9 @@ class World {
     options.replica.resend_after = scenario_.resend_after;
     options.replica.seed = timing_.next();
     options.rules = scenario_.rules[nodes_[n].rules];
+    for (std::uint32_t i = 0; i < scenario_.nodes; ++i) {
+      options.shareholders.push_back({member(i), {{0, scenario_.weights[i]}}});
+    }
     options.hash_key = hash_key(scenario_.seed);
     options.max_series = scenario_.max_series;
     options.sweep_interval = scenario_.scale * kSecond;
@@ -723,10 +746,14 @@ class World {
       case FaultKind::limit_change:
         node.rules = 1 - node.rules;
         checker_.rates_differ = true;
-        if (node.up) node.engine->reload(scenario_.rules[node.rules]);
+        if (node.up) {
+          node.engine->reload(scenario_.rules[node.rules]);
+          checker_.rules_loaded(n);
+        }
         break;
       case FaultKind::disk_lost:
         crash(n, "power, and the disk is gone");
+        checker_.disk_will_be(n, {}, wall(n));
         node.disk.image = {};
         if (node.disk.backing) node.disk.backing->wipe();
         checker_.disk_replaced(n);
@@ -743,6 +770,7 @@ class World {
         after(length, [this, n] {
           if (healed_) return;
           crash(n, "power, and an older copy of the disk is put back");
+          checker_.disk_will_be(n, nodes_[n].disk.copy, wall(n));
           nodes_[n].disk.image = nodes_[n].disk.copy;
           if (nodes_[n].disk.backing) nodes_[n].disk.backing->load_copy();
           checker_.disk_replaced(n);
@@ -753,6 +781,7 @@ class World {
         // A real store refuses the disk of another member.
         if (node.disk.backing) break;
         crash(n, "power, and the disk of another node is put in");
+        checker_.disk_will_be(n, nodes_[other].disk.image, wall(n));
         node.disk.image = nodes_[other].disk.image;
         checker_.disk_replaced(n);
         back(length);
@@ -965,7 +994,7 @@ class World {
   std::uint64_t event_number_ = 0;
   std::uint64_t sessions_ = 0;
   std::array<std::uint64_t, 256> last_dial_{};
-  std::array<std::uint64_t, 5> sent_{};
+  std::array<std::uint64_t, crdt::kMessageKinds> sent_{};
   std::vector<std::unique_ptr<CheckedStore>> checked_;
   std::vector<Node> nodes_;
   std::vector<std::vector<Link>> links_;

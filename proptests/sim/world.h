@@ -38,6 +38,9 @@ struct RunStats {
   std::uint64_t decisions = 0;
   std::uint64_t admitted = 0;
   std::uint64_t over_admitted = 0;
+  std::uint64_t escrow_admitted = 0;
+  std::uint64_t escrow_denied = 0;  ///< while others may have had rights
+  std::uint64_t escrow_given = 0;
   std::uint64_t messages = 0;
   std::uint64_t commits = 0;
   std::uint64_t boots = 0;
