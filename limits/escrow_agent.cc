@@ -18,6 +18,25 @@ std::uint64_t saturated(Uint128 units) {
 
 }  // namespace
 
+std::uint64_t digest_of_lives(const crdt::Replica& replica, const crdt::Member& member,
+                              const crdt::Incarnation& but, Nanos at) {
+  std::uint64_t sum = 0;
+  const auto& members = replica.members();
+  // Windows that are over are left out: either side may have forgotten them.
+  replica.for_each([&](const crdt::Cell& cell) {
+    if (cell.id.is_bucket() || cell.id.epoch.expiry <= at) return;
+    for (const crdt::Slot& slot : cell.slots) {
+      if (slot.id.birth == 0 || slot.id.writer == but) continue;
+      auto owner = members.find(slot.id.writer);
+      if (owner == members.end() || owner->second != member) continue;
+      std::uint64_t hash = crdt::mix64(crdt::cell_key(cell.id), slot.id.writer.hi);
+      hash = crdt::mix64(crdt::mix64(hash, slot.id.writer.lo), slot.id.birth);
+      sum += crdt::mix64(hash, slot.value);
+    }
+  });
+  return sum;
+}
+
 EscrowAgent::EscrowAgent(EscrowAgentOptions options, crdt::Replica& replica, Limiter& limiter)
     : options_(std::move(options)), replica_(replica), limiter_(limiter) {
   peers_.resize(replica_.options().peers.size());
@@ -122,24 +141,6 @@ bool EscrowAgent::is_life_of(const crdt::Incarnation& life, const crdt::Member& 
   return known != replica_.members().end() && known->second == member;
 }
 
-/// Rows of windows that are over at `at` are left out: either side may have forgotten them.
-std::uint64_t EscrowAgent::rows_of(const crdt::Member& member, const crdt::Incarnation& but,
-                                   Nanos at) const {
-  std::uint64_t sum = 0;
-  replica_.for_each([&](const crdt::Cell& cell) {
-    if (cell.id.is_bucket() || cell.id.epoch.expiry <= at) return;
-    for (const crdt::Slot& slot : cell.slots) {
-      if (slot.id.birth == 0 || slot.id.writer == but || !is_life_of(slot.id.writer, member)) {
-        continue;
-      }
-      std::uint64_t hash = crdt::mix64(crdt::cell_key(cell.id), slot.id.writer.hi);
-      hash = crdt::mix64(crdt::mix64(hash, slot.id.writer.lo), slot.id.birth);
-      sum += crdt::mix64(hash, slot.value);
-    }
-  });
-  return sum;
-}
-
 void EscrowAgent::claim(Nanos now) {
   if (taken_over_ || standing_.stopped || !registered_ || now < next_claim_) return;
   next_claim_ = now + options_.claim_interval;
@@ -197,7 +198,8 @@ void EscrowAgent::answer_claims(Nanos now) {
   for (crdt::PeerIndex i = 0; i < peers_.size(); ++i) {
     Peer& peer = peers_[i];
     if (!peer.claimed || replica_.durable() < peer.after) continue;
-    std::uint64_t rows = rows_of(replica_.options().peers[i], peer.claimed, peer.claimed_at);
+    std::uint64_t rows =
+        digest_of_lives(replica_, replica_.options().peers[i], peer.claimed, peer.claimed_at);
     out_.push_back({i, crdt::LifeWitness{peer.claimed, peer.claimed_at, now, rows}});
     peer.claimed = {};
   }
@@ -207,7 +209,7 @@ void EscrowAgent::on(crdt::PeerIndex index, const crdt::Incarnation&,
                      const crdt::LifeWitness& message, Nanos now) {
   Peer& peer = peers_[index];
   if (!enabled_ || message.life != replica_.incarnation() || peer.witnessed) return;
-  if (message.rows != rows_of(self(), message.life, message.at)) {
+  if (message.rows != digest_of_lives(replica_, self(), message.life, message.at)) {
     // Rows are still on their way, in one direction or the other: asked again.
     return;
   }

@@ -28,6 +28,11 @@ struct EscrowAgentCounters {
   std::uint64_t versions_differ = 0;   ///< claims of a peer that knows other shares
 };
 
+/// Of what a replica holds of a member's lives but one: rows of windows that are not over at `at`.
+/// Looks at every cell.
+std::uint64_t digest_of_lives(const crdt::Replica& replica, const crdt::Member& member,
+                              const crdt::Incarnation& but, Nanos at);
+
 /// What a member of escrow rules does beside deciding: it makes sure which rights are its own after
 /// a boot, asks others for rights that it lacks, and gives of its own. Sans-I/O; one thread drives
 /// it, the one that drives the replica.
@@ -93,7 +98,6 @@ class EscrowAgent {
   void take_over_if_sure(Nanos now);
   void ask_for_rights(Nanos now);
   void ask(const RightsNeed& need, Nanos now);
-  std::uint64_t rows_of(const crdt::Member& member, const crdt::Incarnation& but, Nanos at) const;
   bool is_life_of(const crdt::Incarnation& life, const crdt::Member& member) const;
   crdt::Succession succession_of(const crdt::Member& member, const crdt::Incarnation& life,
                                  Nanos now) const;

@@ -1025,7 +1025,12 @@ struct Limiter::Impl {
       status.elsewhere = false;
       status.limit = plan.limit;
       assess(plan, item, now, status);
-      if (plan.escrow) note_demand(plan, item, status, now);
+      if (plan.escrow && stopped.load(std::memory_order_relaxed)) {
+        deny_degraded(status);
+        status.elsewhere = false;
+      } else if (plan.escrow) {
+        note_demand(plan, item, status, now);
+      }
       if (status.allowed && item.cost > 0 &&
           (item.entry == nullptr || item.mode == Mode::no_ticket)) [[unlikely]] {
         if (item.mode == Mode::no_ticket && plan.rule->on_failure == OnFailure::closed) {
@@ -1516,8 +1521,7 @@ struct Limiter::Impl {
     Nanos until_end = epoch.expiry - now;
     Verdict verdict;
     if (left > 0) verdict.remaining = static_cast<std::uint64_t>(left);
-    verdict.allowed =
-        left >= static_cast<crdt::Int128>(cost) && !stopped.load(std::memory_order_relaxed);
+    verdict.allowed = left >= static_cast<crdt::Int128>(cost);
     verdict.reset = used > 0 || here.held > 0 ? until_end : 0;
     if (verdict.allowed) return verdict;
     bool never = cost > plan.limit;

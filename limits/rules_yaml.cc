@@ -538,12 +538,10 @@ class Reader final : public RuleOrigin {
     return errors_.size() == errors_before;
   }
 
-  /// One of some words; `choices` pairs each with its value. `later` are words that other parts of
-  /// the design know and that deserve more than "unknown".
+  /// One of some words; `choices` pairs each with its value.
   template <class T, std::size_t N>
   bool read_choice(std::uint32_t index, const std::string& path,
-                   const std::array<std::pair<std::string_view, T>, N>& choices, T& out,
-                   std::span<const std::string_view> later = {}) {
+                   const std::array<std::pair<std::string_view, T>, N>& choices, T& out) {
     const Node& node = visit(index);
     std::array<std::string_view, N> words;
     for (std::size_t i = 0; i < N; ++i) words[i] = choices[i].first;
@@ -553,11 +551,6 @@ class Reader final : public RuleOrigin {
           out = value;
           return true;
         }
-      }
-      if (std::find(later.begin(), later.end(), node.text) != later.end()) {
-        fail(node.at, path,
-             fmt::format("{}; {} is not supported", listed(words), quoted(node.text)));
-        return false;
       }
       fail(node.at, path,
            fmt::format("{}, got {}{}", listed(words), kind_of(node),

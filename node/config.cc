@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -243,6 +244,7 @@ class Parser {
          {"region", [&](const Node& n, Path p) { read_.name(n, p, config_.self.region); }, true},
          {"node", [&](const Node& n, Path p) { read_.name(n, p, config_.self.node); }, true},
          {"listen", [&](const Node& n, Path p) { listen(n, p); }},
+         {"weight", [&](const Node& n, Path p) { weight(n, p, config_.weights); }},
          {"peers", [&](const Node& n, Path p) { peers(n, p); }},
          {"rules", [&](const Node& n, Path p) { path(n, p, config_.rules); }, true},
          {"storage", [&](const Node& n, Path p) { storage(n, p); }, true},
@@ -384,6 +386,41 @@ class Parser {
                     fmt::format("expected an address of its own, but {} listens on {} as well",
                                 other->second, *address));
       }
+    }
+  }
+
+  /// A number, or a list of changes.
+  void weight(const YAML::Node& node, const std::string& at, std::vector<crdt::WeightChange>& out) {
+    if (!node.IsSequence()) {
+      read_.integer(node, at, 0, kMaxWeight, out[0].weight);
+      return;
+    }
+    if (node.size() == 0 || node.size() > kMaxWeightChanges) {
+      read_.error(node.Mark(), at,
+                  fmt::format("expected 1 to {} changes, got {}", kMaxWeightChanges, node.size()));
+      return;
+    }
+    out.clear();
+    for (std::size_t i = 0; i < node.size(); ++i) {
+      const std::string path = fmt::format("{}[{}]", at, i);
+      crdt::WeightChange change;
+      read_.mapping(node[i], path,
+                    {{"from",
+                      [&](const YAML::Node& n, const std::string& p) {
+                        if (!n.IsScalar() || !parse_instant(n.Scalar(), change.from)) {
+                          read_.error(n, p, "an instant in UTC such as 2026-12-01T00:00:00Z");
+                        }
+                      }},
+                     {"weight",
+                      [&](const YAML::Node& n, const std::string& p) {
+                        read_.integer(n, p, 0, kMaxWeight, change.weight);
+                      },
+                      true}});
+      if (i > 0 && change.from <= out.back().from) {
+        read_.error(node[i].Mark(), path + ".from",
+                    "expected an instant after that of the change before");
+      }
+      out.push_back(change);
     }
   }
 
@@ -614,6 +651,33 @@ bool parse_clock_offset(std::string_view text, Nanos& out) {
   Nanos length = 0;
   if (!parse_duration(text, length) || length > kHour) return false;
   out = behind ? -length : length;
+  return true;
+}
+
+bool parse_instant(std::string_view text, Nanos& out) {
+  constexpr std::string_view kShape = "dddd-dd-ddTdd:dd:ddZ";
+  if (text.size() != kShape.size()) return false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    bool digit = text[i] >= '0' && text[i] <= '9';
+    if (kShape[i] == 'd' ? !digit : text[i] != kShape[i]) return false;
+  }
+  auto number = [&](std::size_t at, std::size_t digits) {
+    int value = 0;
+    for (char c : text.substr(at, digits)) value = value * 10 + (c - '0');
+    return value;
+  };
+  std::chrono::year_month_day day{std::chrono::year(number(0, 4)),
+                                  std::chrono::month(static_cast<unsigned>(number(5, 2))),
+                                  std::chrono::day(static_cast<unsigned>(number(8, 2)))};
+  int hour = number(11, 2);
+  int minute = number(14, 2);
+  int second = number(17, 2);
+  if (!day.ok() || hour > 23 || minute > 59 || second > 59) return false;
+  auto seconds = std::chrono::sys_days(day).time_since_epoch() + std::chrono::hours(hour) +
+                 std::chrono::minutes(minute) + std::chrono::seconds(second);
+  std::int64_t count = std::chrono::duration_cast<std::chrono::seconds>(seconds).count();
+  if (count < 0 || count > kMaxTime / kSecond) return false;
+  out = count * kSecond;
   return true;
 }
 

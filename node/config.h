@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include <weir/crdt/escrow.h>
 #include <weir/crdt/ids.h>
 #include <weir/crdt/time.h>
 #include <weir/limits/rule.h>
@@ -21,7 +22,8 @@ struct PeerConfig {
   std::string address;  ///< literal, "10.0.0.2:7400"
   /// Of its client port, where requests of home rules are forwarded to; empty: not told.
   std::string client = {};
-  int line = 0;  ///< where the file names it
+  std::vector<crdt::WeightChange> weights = {{}};  ///< its part of escrow rules' limits
+  int line = 0;                                    ///< where the file names it
   int column = 0;
 };
 
@@ -51,7 +53,8 @@ struct NodeConfig {
   std::string listen_peers = "127.0.0.1:7400";
   std::string listen_clients = "127.0.0.1:7401";
   std::string listen_http = "127.0.0.1:7402";
-  std::vector<PeerConfig> peers;  ///< every other member of the cluster
+  std::vector<PeerConfig> peers;                   ///< every other member of the cluster
+  std::vector<crdt::WeightChange> weights = {{}};  ///< this node's part, as its peers know it
   std::string rules;
   std::optional<StorageConfig> storage;  ///< none: in memory only
   Nanos sync_interval = 250 * kMillisecond;
@@ -76,6 +79,8 @@ struct NodeConfig {
 inline constexpr std::size_t kMinSecret = 16;
 inline constexpr std::size_t kMaxSecret = 4096;
 inline constexpr std::size_t kMaxPeers = 15;
+inline constexpr std::uint32_t kMaxWeight = 1'000'000;
+inline constexpr std::size_t kMaxWeightChanges = 64;
 
 struct ConfigError {
   std::string file;
@@ -109,6 +114,9 @@ bool parse_size(std::string_view text, std::uint64_t& out);
 /// "350ms", "-1s500ms", "0s": a length of time (parse_duration) of at most an hour, with a sign in
 /// front if it is behind. False if `text` is anything else.
 bool parse_clock_offset(std::string_view text, Nanos& out);
+
+/// "2026-12-01T00:00:00Z": an instant in UTC, from 1970 to 2200. False if `text` is anything else.
+bool parse_instant(std::string_view text, Nanos& out);
 
 /// The shortest text that parse_size reads back.
 std::string format_size(std::uint64_t bytes);

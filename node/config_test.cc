@@ -188,7 +188,7 @@ http: {reset: minutes, max_connections: 0, max_body: 64KB}
           "node.yaml:3:7: node: expected a name of 1 to 64 letters, digits, '-', '_' or '.', got a "
           "list",
           "node.yaml:4:1: nodes: unknown field; expected one of cluster, region, node, listen, "
-          "peers, rules, storage, sync_interval, anti_entropy_interval, commit_interval, "
+          "weight, peers, rules, storage, sync_interval, anti_entropy_interval, commit_interval, "
           "max_commit_wait, max_skew, max_series, max_request_ids, request_id_ttl, max_tickets, "
           "log, http, home",
           "node.yaml:5:16: listen.http: expected a literal address and a port, such as "
@@ -257,14 +257,14 @@ std::string with_peers(const std::string& peers) {
 TEST(Config, PeersAreComplete) {
   EXPECT_THAT(errors(with_peers("  - {region: us, node: us-1}\n"
                                 "  - us-2\n"
-                                "  - {region: us, node: us-3, address: 10.0.0.3:0, weight: 3}\n")),
+                                "  - {region: us, node: us-3, address: 10.0.0.3:0, wieght: 3}\n")),
               ElementsAre("node.yaml:7:5: peers[0].address: required field is missing",
                           "node.yaml:8:5: peers[1]: expected a mapping with the fields region, "
-                          "node, address, client, got 'us-2'",
+                          "node, address, client, weight, got 'us-2'",
                           "node.yaml:9:39: peers[2].address: expected a literal address and a "
                           "port, such as 127.0.0.1:7400 or [::1]:7400, got '10.0.0.3:0'",
-                          "node.yaml:9:51: peers[2].weight: unknown field; expected one of region, "
-                          "node, address, client"));
+                          "node.yaml:9:51: peers[2].wieght: unknown field; expected one of region, "
+                          "node, address, client, weight"));
   EXPECT_THAT(errors(with_peers("  region: us\n")),
               ElementsAre("node.yaml:7:3: peers: expected a list of peers, got a mapping"));
 }
@@ -477,6 +477,44 @@ TEST(Sizes, ParseAndFormat) {
   for (const char* text : {"", "KiB", "-1", "+1", "1 KiB", "1kib", "1KB", "1.5GiB", "0x10", "1Ki",
                            "99999999999999999999", "8388609TiB"}) {
     EXPECT_FALSE(parse_size(text, out)) << text;
+  }
+}
+
+TEST(Config, WeightsAreNumbersOrChanges) {
+  EXPECT_EQ(good(kMinimal).weights, (std::vector<crdt::WeightChange>{{0, 1}}));
+  EXPECT_EQ(good(kMinimal + "weight: 3\n").weights, (std::vector<crdt::WeightChange>{{0, 3}}));
+  EXPECT_EQ(
+      good(kMinimal + "weight: [{weight: 2}, {from: 2026-12-01T00:00:00Z, weight: 0}]\n").weights,
+      (std::vector<crdt::WeightChange>{{0, 2}, {1'796'083'200 * kSecond, 0}}));
+  EXPECT_THAT(
+      errors(kMinimal + "weight: much\n"),
+      ElementsAre("node.yaml:6:9: weight: expected an integer from 0 to 1000000, got 'much'"));
+  EXPECT_THAT(errors(kMinimal + "weight: []\n"),
+              ElementsAre("node.yaml:6:9: weight: expected 1 to 64 changes, got 0"));
+  EXPECT_THAT(
+      errors(kMinimal +
+             "weight:\n  - {from: tomorrow, weight: 1}\n  - {weight: 2}\n  - {from: 5}\n"),
+      ElementsAre(
+          "node.yaml:7:12: weight[0].from: expected an instant in UTC such as "
+          "2026-12-01T00:00:00Z, got 'tomorrow'",
+          "node.yaml:8:5: weight[1].from: expected an instant after that of the change before",
+          "node.yaml:9:5: weight[2].weight: required field is missing",
+          "node.yaml:9:5: weight[2].from: expected an instant after that of the change before",
+          "node.yaml:9:12: weight[2].from: expected an instant in UTC such as "
+          "2026-12-01T00:00:00Z, got '5'"));
+}
+
+TEST(Config, InstantsAreExact) {
+  Nanos at = -1;
+  EXPECT_TRUE(parse_instant("1970-01-01T00:00:00Z", at));
+  EXPECT_EQ(at, 0);
+  EXPECT_TRUE(parse_instant("2024-02-29T23:59:59Z", at));
+  EXPECT_EQ(at, 1'709'251'199 * kSecond);
+  for (const char* wrong :
+       {"", "2024-02-29", "2023-02-29T00:00:00Z", "2024-02-29T24:00:00Z", "2024-02-29T00:60:00Z",
+        "2024-02-29T00:00:60Z", "2024-02-29 00:00:00Z", "2024-02-29T00:00:00+01:00",
+        "1969-12-31T23:59:59Z", "2201-01-01T00:00:00Z", "20a4-02-29T00:00:00Z"}) {
+    EXPECT_FALSE(parse_instant(wrong, at)) << wrong;
   }
 }
 

@@ -137,11 +137,15 @@ struct Daemon::Impl final : rpc::PeerHandler,
   /// What only this node knows to be wrong with rules.
   bool suits(const RuleSet& set, std::string& error) const {
     for (const Rule& rule : set.rules()) {
-      if (!config.storage && rule.durability == Durability::commit) {
+      // Rights that are kept in memory end with it: no more of them are spent than there are.
+      bool in_memory =
+          rule.durability == Durability::async ||
+          (rule.enforcement == Enforcement::escrow && rule.durability == Durability::reserve);
+      if (!config.storage && !in_memory) {
         error = fmt::format("rule \"{}\" wants {}, but storage is none", rule.name,
                             rule.enforcement == Enforcement::home
                                 ? "enforcement: home, which is durable"
-                                : "durability: commit");
+                                : fmt::format("durability: {}", to_string(rule.durability)));
         return false;
       }
     }
@@ -182,7 +186,11 @@ struct Daemon::Impl final : rpc::PeerHandler,
   void make_engine() {
     EngineOptions options;
     options.replica.self = config.self;
-    for (const PeerConfig& peer : config.peers) options.replica.peers.push_back(peer.member);
+    options.shareholders.push_back({config.self, config.weights});
+    for (const PeerConfig& peer : config.peers) {
+      options.replica.peers.push_back(peer.member);
+      options.shareholders.push_back({peer.member, peer.weights});
+    }
     options.replica.sync_interval = config.sync_interval;
     options.replica.anti_entropy_interval = config.anti_entropy_interval;
     options.replica.max_skew = config.max_skew;
@@ -423,7 +431,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
     return std::none_of(decision.statuses.begin(), decision.statuses.end(),
                         [this](const RuleStatus& status) {
                           const Rule& rule = rules->rules()[status.rule];
-                          return !status.shadow && rule.durability == Durability::commit &&
+                          return !status.shadow && rule.durability != Durability::async &&
                                  rule.on_failure == OnFailure::closed;
                         });
   }
@@ -714,6 +722,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
       out.reset = status.reset;
       out.retry_after = status.retry_after;
       out.delay = status.delay;
+      out.elsewhere = status.elsewhere;
       for (const Rule& rule : rules->rules()) {
         if (rule.domain != domain || rule.name != status.rule) continue;
         out.quota = rule.limit;
@@ -768,6 +777,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
       out.allowed = status.allowed;
       out.shadow = status.shadow;
       out.degraded = status.degraded;
+      out.elsewhere = status.elsewhere;
       out.limit = status.limit;
       out.remaining = status.remaining;
       out.reset = status.reset;
@@ -883,6 +893,11 @@ struct Daemon::Impl final : rpc::PeerHandler,
              {"shed", status.shed},
              {"unabsorbed", status.unabsorbed},
              {"reincarnations", status.reincarnations}};
+    const EscrowAgentCounters& rights = engine->escrow().counters();
+    out["escrow"] = {
+        {"open", engine->escrow().standing().open},    {"whole", engine->escrow().whole()},
+        {"requests_sent", rights.requests_sent},       {"requests_served", rights.requests_served},
+        {"requests_refused", rights.requests_refused}, {"versions_differ", rights.versions_differ}};
     json storage{{"mode", store ? "lmdb" : "none"}, {"ok", !store || status.durable}};
     if (store) {
       storage::StoreCounters counters = store->counters();
@@ -912,6 +927,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
       out["rules"].push_back({{"domain", rule.domain},
                               {"name", rule.name},
                               {"algorithm", to_string(rule.algorithm)},
+                              {"enforcement", to_string(rule.enforcement)},
                               {"limit", rule.limit},
                               {"window", format_window(rule)},
                               {"shadow", rule.shadow},

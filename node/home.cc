@@ -43,9 +43,18 @@ rpc::CheckReply reply_of(const Decision& decision, const RuleSet& rules) {
   reply.deciding = decision.deciding;
   reply.repeated = decision.repeated;
   for (const RuleStatus& status : decision.statuses) {
-    reply.statuses.push_back({rules.rules()[status.rule].name, status.limit, status.remaining,
-                              status.reset, status.retry_after, status.allowed, status.shadow,
-                              status.degraded, status.delay});
+    rpc::CheckStatus out;
+    out.rule = rules.rules()[status.rule].name;
+    out.limit = status.limit;
+    out.remaining = status.remaining;
+    out.reset = status.reset;
+    out.retry_after = status.retry_after;
+    out.delay = status.delay;
+    out.allowed = status.allowed;
+    out.shadow = status.shadow;
+    out.degraded = status.degraded;
+    out.elsewhere = status.elsewhere;
+    reply.statuses.push_back(std::move(out));
   }
   return reply;
 }

@@ -27,6 +27,7 @@ struct HttpStatus {
   std::uint64_t quota = 0;      ///< units per `window`: the rule as configured
   Nanos window = 0;             ///< 0: unknown or of no fixed length, not told
   Nanos delay = 0;              ///< length of time after which to forward the request; 0 if denied
+  bool elsewhere = false;       ///< denied: other members may have rights left
   std::optional<std::uint64_t> over_admission{};  ///< units at most; if asked for
 };
 

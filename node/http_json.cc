@@ -331,6 +331,7 @@ Ordered to_json(const HttpStatus& status) {
   out["delay_ms"] = milliseconds(status.delay);
   out["shadow"] = status.shadow;
   out["degraded"] = status.degraded;
+  if (status.elsewhere) out["elsewhere"] = true;
   if (status.over_admission) out["over_admission_worst_case"] = *status.over_admission;
   return out;
 }
@@ -395,6 +396,9 @@ std::string answer_json(const HttpAnswer& answer) {
       out["detail"] = fmt::format("The limiter cannot count for rule {} now.", rule);
     } else if (decider != nullptr && decider->retry_after == kNever) {
       out["detail"] = fmt::format("Rule {} can never admit this request.", rule);
+    } else if (decider != nullptr && decider->elsewhere) {
+      out["detail"] =
+          fmt::format("Rule {} has no rights left here; other regions are asked.", rule);
     } else {
       out["detail"] = fmt::format("Rule {} denied this request.", rule);
     }

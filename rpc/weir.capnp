@@ -222,4 +222,5 @@ struct RuleStatus {
   degraded @7 :Bool;
   delayNs @8 :Int64;           # allowed: after this long forward the request (leaky buckets)
   overAdmission @9 :Int64 = -1;  # if asked for: units, by which the rule may be over its limit at most
+  elsewhere @10 :Bool;          # denied: other members may have rights left, and are being asked
 }

@@ -694,6 +694,7 @@ void encode(const CheckReply& reply, schema::CheckResult::Builder out) {
     to.setAllowed(status.allowed);
     to.setShadow(status.shadow);
     to.setDegraded(status.degraded);
+    to.setElsewhere(status.elsewhere);
     to.setDelayNs(status.delay);
     if (status.over_admission) {
       constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
@@ -725,6 +726,7 @@ bool decode(schema::CheckResult::Reader in, CheckReply& out) {
     status.allowed = from.getAllowed();
     status.shadow = from.getShadow();
     status.degraded = from.getDegraded();
+    status.elsewhere = from.getElsewhere();
     status.delay = std::max<Nanos>(from.getDelayNs(), 0);
     if (from.getOverAdmission() >= 0) {
       status.over_admission = static_cast<std::uint64_t>(from.getOverAdmission());
