@@ -44,6 +44,12 @@ rules:
     window: 1h
     algorithm: token_bucket
     burst: 10
+  - name: rights
+    match: {mode: rights}
+    key: [key]
+    limit: 90
+    window: 365d
+    enforcement: escrow
   - name: home
     match: {mode: home}
     key: [key]
@@ -348,6 +354,51 @@ TEST_F(ClusterTest, ARegionThatWasCutOffCatchesUp) {
   cluster.heal(2);
   ASSERT_TRUE(converges(cluster));
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(used(cluster, i, "quick", "k7"), 3u);
+}
+
+TEST_F(ClusterTest, RightsReachDemandAndNeverMoreThanThereAre) {
+  Cluster cluster(options({"eu", "us", "ap"}));
+  cluster.start_all();
+  std::vector<std::unique_ptr<rpc::Client>> clients;
+  for (std::size_t i = 0; i < 3; ++i) {
+    clients.push_back(std::make_unique<rpc::Client>(client_options(cluster.client_address(i))));
+  }
+  std::uint64_t spent = 0;
+  auto spend = [&](std::size_t node) {
+    rpc::CheckReply reply = clients[node]->check(item("rights", "k", 1));
+    spent += reply.error.empty() && reply.allowed;
+    return reply;
+  };
+  auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(50)); };
+  auto whole = [&](std::size_t node) {
+    return nlohmann::json::parse(cluster.status(node)).at("escrow").at("whole").get<bool>();
+  };
+  auto wait_for_all = [&] {
+    for (int i = 0; i < 1200 && !(whole(0) && whole(1) && whole(2)); ++i) pause();
+    for (std::size_t node = 0; node < 3; ++node) EXPECT_TRUE(whole(node)) << node;
+  };
+  // Nobody ever heard of any of them, so each has its share of the window that is open.
+  wait_for_all();
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(spend(0).allowed);
+  EXPECT_EQ(spent, 10u);
+  // Crashed and back, it is believed once the others have said that its disk held everything.
+  cluster.kill(0, SIGKILL);
+  cluster.start(0);
+  clients[0] = std::make_unique<rpc::Client>(client_options(cluster.client_address(0)));
+  wait_for_all();
+  // All the demand is in one region now, also for what eu had left but for its reserve.
+  for (int i = 0; i < 2400 && spent < 89; ++i) {
+    rpc::CheckReply reply = spend(2);
+    ASSERT_EQ(reply.error, "");
+    if (!reply.allowed) pause();
+  }
+  EXPECT_GE(spent, 89u);
+  for (std::size_t i = 0; i < 60; ++i) {
+    spend(i % 3);
+    pause();
+  }
+  EXPECT_LE(spent, 90u);
+  EXPECT_FALSE(spend(1).allowed);
 }
 
 TEST_F(ClusterTest, AHomeDecidesForAllRegions) {
