@@ -125,8 +125,8 @@ struct LifeWitness {
   friend bool operator==(const LifeWitness&, const LifeWitness&) = default;
 };
 
-using Message = std::variant<Push, Ack, DigestOffer, Inventory, Repair, RightsRequest, LifeClaim,
-                             LifeWitness>;
+using Message =
+    std::variant<Push, Ack, DigestOffer, Inventory, Repair, RightsRequest, LifeClaim, LifeWitness>;
 /// For tables by Message::index().
 inline constexpr std::size_t kMessageKinds = std::variant_size_v<Message>;
 

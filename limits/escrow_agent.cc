@@ -71,7 +71,6 @@ void EscrowAgent::begin_anew(bool stopped, Nanos now) {
 
 void EscrowAgent::register_life(Nanos now) {
   standing_.open = false;
-  standing_.since = now;
   next_claim_ = now;
   elder_rows_ = replica_.counters().elder_rows;
   written_ = false;

@@ -16,7 +16,6 @@ struct EscrowStanding {
   Nanos horizon = -1;    ///< in windows that start after this
   bool stopped = false;  ///< what is used can't be kept any more, so nothing may be
   bool disk = true;      ///< what is used must be on a disk before an answer may go out
-  Nanos since = 0;       ///< this life began then: its buckets are empty at that instant
   bool takes_share(const crdt::Epoch& epoch) const { return open && epoch.start > horizon; }
 };
 

@@ -37,8 +37,8 @@ struct LimiterOptions {
   bool replicated = false;
   crdt::Incarnation incarnation{};  ///< of the replica; only with `replicated`
   /// Escrow rules: who shares limits, and which of them this node is. Null: nobody else.
-  std::shared_ptr<const crdt::ShareTable> shares;
-  crdt::Member self;
+  std::shared_ptr<const crdt::ShareTable> shares = nullptr;
+  crdt::Member self = {};
   /// Request ids remembered, about 200 bytes each and 64 for each rule that matched. When full the
   /// oldest are forgotten: a request that comes again after (about) so many newer ones counts
   /// again.
