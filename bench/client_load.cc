@@ -16,7 +16,7 @@
 
 #include <cluster/cluster.h>
 #include <weir/bench/histogram.h>
-#include <weir/client/client.h>
+#include <weir/rpc/client/client.h>
 #include <weir/limits/rules_yaml.h>
 
 namespace weir::bench {

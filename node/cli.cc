@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include <weir/client/client.h>
+#include <weir/rpc/client/client.h>
 #include <weir/limits/rules_yaml.h>
 #include <weir/node/replay.h>
 #include <weir/node/replay_report.h>

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include <cluster/cluster.h>
-#include <weir/client/client.h>
+#include <weir/rpc/client/client.h>
 #include <weir/limits/rules_yaml.h>
 
 namespace weir::examples {

@@ -1,4 +1,4 @@
-#include <weir/client/lease_book.h>
+#include <weir/rpc/client/lease_book.h>
 #include <weir/limits/fallback.h>
 #include <weir/limits/lease.h>
 #include <weir/limits/rules_text.h>

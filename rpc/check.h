@@ -21,8 +21,8 @@ struct CheckStatus {
   bool allowed = true;
   bool shadow = false;
   bool degraded = false;
-  bool elsewhere = false;  ///< denied: other members may have rights left, and are being asked
   Nanos delay = 0;         ///< allowed by a leaky bucket: after which to forward the request
+  bool elsewhere = false;  ///< denied: other members may have rights left, and are being asked
   /// If asked for: units, by which the rule may be over its limit at most, by what peers admitted
   /// unseen. At most 2^63 - 1.
   std::optional<std::uint64_t> over_admission{};

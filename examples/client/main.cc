@@ -5,8 +5,8 @@
 #include <string>
 #include <thread>
 
-#include <weir/client/backoff.h>
-#include <weir/client/client.h>
+#include <weir/rpc/client/backoff.h>
+#include <weir/rpc/client/client.h>
 
 namespace {
 

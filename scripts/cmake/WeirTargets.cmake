@@ -2,6 +2,7 @@
 #   defines weir_crdt (alias weir::crdt), with warnings, include paths and install rules.
 function(weir_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;HEADERS;PUBLIC;PRIVATE" ${ARGN})
+  file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
   add_library(weir_${name} STATIC ${ARG_SOURCES})
   add_library(weir::${name} ALIAS weir_${name})
   set_target_properties(weir_${name} PROPERTIES EXPORT_NAME ${name})
@@ -11,7 +12,7 @@ function(weir_library name)
   target_link_libraries(weir_${name} PUBLIC ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE})
   weir_warnings(weir_${name})
   install(TARGETS weir_${name} EXPORT weirTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-  install(FILES ${ARG_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/weir/${name})
+  install(FILES ${ARG_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/weir/${folder})
 endfunction()
 
 function(weir_warnings target)

@@ -1,4 +1,4 @@
-#include <weir/client/lease_book.h>
+#include <weir/rpc/client/lease_book.h>
 
 #include <algorithm>
 #include <utility>

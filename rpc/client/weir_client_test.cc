@@ -1,4 +1,4 @@
-#include <weir/client/client.h>
+#include <weir/rpc/client/client.h>
 
 #include <gtest/gtest.h>
 #include <kj/debug.h>

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include <weir/client/lease_book.h>
+#include <weir/rpc/client/lease_book.h>
 #include <weir/limits/rule.h>
 #include <weir/rpc/check.h>
 #include <weir/rpc/client.h>

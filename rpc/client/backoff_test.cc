@@ -1,4 +1,4 @@
-#include <weir/client/backoff.h>
+#include <weir/rpc/client/backoff.h>
 
 #include <gtest/gtest.h>
 
