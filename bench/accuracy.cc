@@ -46,7 +46,7 @@ struct Options {
   double load = 3;
   int windows = 3;
   int window_s = 60;
-  /// Window in which the first region is cut off, from its beginning on for cut_s; -1: none.
+  /// Window in which its busiest region is cut off, from its beginning on for cut_s; -1: none.
   int cut_window = -1;
   int cut_s = 60;
 };
@@ -206,9 +206,12 @@ std::vector<Result> measure(const Options& options, const std::string& folder) {
   if (options.cut_window >= 0) {
     Nanos cut = begin + options.cut_window * window;
     std::this_thread::sleep_for(std::chrono::nanoseconds(cut - wall_clock()));
-    cluster.cut(0);
+    // The one with the largest share then: what it may admit alone is the most.
+    auto number = static_cast<std::size_t>(first + options.cut_window);
+    std::size_t busiest = (kRegions - number % kRegions) % kRegions;
+    cluster.cut(busiest);
     std::this_thread::sleep_for(std::chrono::seconds(options.cut_s));
-    cluster.heal(0);
+    cluster.heal(busiest);
   }
   std::vector<Result> results;
   for (std::uint64_t limit : options.limits) results.push_back({limit, {}, 0, {}});

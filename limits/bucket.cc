@@ -26,7 +26,7 @@ BucketShape bucket_shape(const Rule& rule) {
 
 crdt::DebtTicks bucket_debt(const BucketShape& shape, const crdt::BucketState& state,
                             std::uint64_t total, Nanos now) {
-  if (now >= state.expiry) return 0;
+  if (shape.rate != 0 && now >= state.expiry) return 0;
   return crdt::debt_at(state, total, now, shape.rate, shape.unit, shape.cap());
 }
 

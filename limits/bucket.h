@@ -32,10 +32,10 @@ struct BucketShape {
 
 BucketShape bucket_shape(const Rule& rule);
 
-/// What the bucket owes at `now`: crdt::debt_at, and nothing from state.expiry on. Where the shape
-/// was always the same that makes no difference. When it changes, what is owed stands in ticks,
-/// time since the last touch drains by the new shape, and a bucket that anybody may have forgotten
-/// is full.
+/// What the bucket owes at `now`: crdt::debt_at and, where there is a rate, nothing from
+/// state.expiry on. Where the shape was always the same that makes no difference. When it changes,
+/// what is owed stands in ticks, time since the last touch drains by the new shape, and a bucket
+/// that anybody may have forgotten is full.
 crdt::DebtTicks bucket_debt(const BucketShape& shape, const crdt::BucketState& state,
                             std::uint64_t total, Nanos now);
 
