@@ -457,7 +457,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
     Nanos wall = wall_clock();
     Decision decision;
     std::vector<std::pair<std::size_t, bool>> waiting;  // reply, open on failure
-    auto away = std::make_shared<Away>();
+    std::shared_ptr<Away> away;
     for (std::size_t i = 0; i < requests.size(); ++i) {
       replies[i].error = engine->shed(requests[i], wall);
       if (!replies[i].error.empty()) continue;
@@ -465,6 +465,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
         replies[i].error = refuse(requests[i]);
         if (!replies[i].error.empty()) continue;
       } else if (is_away(requests[i])) {
+        if (!away) away = std::make_shared<Away>();
         decide_away(requests[i], i, away);
         continue;
       }
@@ -472,7 +473,8 @@ struct Daemon::Impl final : rpc::PeerHandler,
       replies[i] = reply_of(decision, requests[i]);
       if (decision.wants_commit) waiting.emplace_back(i, open_on_failure(decision));
     }
-    return here(replies, std::move(waiting)).then([this, replies, away] {
+    if (!away) return here(replies, std::move(waiting));
+    return here(replies, std::move(waiting)).then([replies, away] {
       return all_of(away).then([replies, away] {
         for (auto& [index, reply] : away->replies) replies[index] = std::move(reply);
       });

@@ -62,6 +62,9 @@ struct CheckItem {
   std::vector<std::pair<std::string, std::string>> entries;
   std::uint64_t hits = 1;  ///< 0 peeks
   std::string id = {};     ///< names the request, which then counts once; empty: no name
+  /// It may take long (a commit, another region): it shares no message with those that need not
+  /// wait for it.
+  bool apart = false;
   /// Between nodes: the home rules that are to decide, where they arrive. Empty: all, anywhere.
   std::vector<std::string> only = {};
   bool wants_bound = false;      ///< asks for CheckStatus::over_admission

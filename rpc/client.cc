@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 /// In flight at once; a server sheds calls beyond its own bound (64 by default). What comes
 /// meanwhile waits, and checks then travel together.
-constexpr std::size_t kMaxBatches = 32;
+constexpr std::size_t kMaxBatches = 20;  // of each lane
 constexpr std::size_t kMaxSingles = 24;
 /// Text in one batch, so that it stays far below the size of a message.
 constexpr std::size_t kMaxBatchBytes = 1u << 20;
@@ -273,6 +273,12 @@ struct SettleCall final : Single<SettleReply, SettleError> {
   std::uint64_t hits = 0;
 };
 
+/// Requests that travel together.
+struct Lane {
+  std::deque<Part> queue;   // not yet sent
+  std::size_t batches = 0;  // in flight
+};
+
 /// Everything that lives on the client's thread.
 class Core final : private kj::TaskSet::ErrorHandler {
  public:
@@ -297,7 +303,7 @@ class Core final : private kj::TaskSet::ErrorHandler {
   bool admit(const CallPtr& call);
   void end(Call& call, const std::string& error);
   void flush_later();
-  void send_batch();
+  void send_batch(Lane& lane);
   void send_single();
   void answered(const std::vector<Part>& parts, capnp::List<schema::CheckResult>::Reader results);
   void answer(const Part& part, CheckReply reply);
@@ -324,10 +330,9 @@ class Core final : private kj::TaskSet::ErrorHandler {
 
   std::multimap<Clock::time_point, CallPtr>
       calls_;                          // by deadline; ended ones leave with their turn
-  std::deque<Part> queue_;             // not yet sent
+  Lane lanes_[2];                      // requests that go apart have the second
   std::deque<SingleCallPtr> singles_;  // not yet sent
   std::size_t waiting_ = 0;            // requests of open calls
-  std::size_t batches_ = 0;            // in flight
   std::size_t singles_in_flight_ = 0;
   bool flush_scheduled_ = false;
   Clock::time_point watching_ = Clock::time_point::max();  // until then nothing expires
@@ -409,7 +414,9 @@ void Core::went_down(const std::string& why) {
   // What was sent fails with its batch; what was not, here.
   CheckReply reply;
   reply.error = unavailable(why);
-  for (const Part& part : std::exchange(queue_, {})) answer(part, reply);
+  for (Lane& lane : lanes_) {
+    for (const Part& part : std::exchange(lane.queue, {})) answer(part, reply);
+  }
   for (const SingleCallPtr& call : std::exchange(singles_, {})) end(*call, reply.error);
   for (auto& done : std::exchange(status_waiting_, {})) done({}, reply.error);
 }
@@ -459,7 +466,7 @@ void Core::submit(CheckCallPtr call) {
   }
   if (!admit(call)) return;
   for (std::size_t i = 0; i < call->items.size(); ++i) {
-    if (!call->answered[i]) queue_.push_back({call, i});
+    if (!call->answered[i]) lanes_[call->items[i].apart ? 1 : 0].queue.push_back({call, i});
   }
 }
 
@@ -493,19 +500,23 @@ void Core::flush_later() {
   flush_scheduled_ = true;
   tasks_.add(kj::evalLater([this] {
     flush_scheduled_ = false;
-    while (state_ == State::up && batches_ < kMaxBatches && !queue_.empty()) send_batch();
+    for (Lane& lane : lanes_) {
+      while (state_ == State::up && lane.batches < kMaxBatches && !lane.queue.empty()) {
+        send_batch(lane);
+      }
+    }
     while (state_ == State::up && singles_in_flight_ < kMaxSingles && !singles_.empty()) {
       send_single();
     }
   }));
 }
 
-void Core::send_batch() {
+void Core::send_batch(Lane& lane) {
   auto parts = std::make_shared<std::vector<Part>>();
   std::size_t bytes = 0;
   Clock::time_point latest{};
-  while (!queue_.empty() && parts->size() < kMaxRequestsPerCall) {
-    Part& next = queue_.front();
+  while (!lane.queue.empty() && parts->size() < kMaxRequestsPerCall) {
+    Part& next = lane.queue.front();
     if (next.call->open) {
       std::size_t size = text_bytes(next.call->items[next.item]);
       if (!parts->empty() && bytes + size > kMaxBatchBytes) break;
@@ -514,7 +525,7 @@ void Core::send_batch() {
       next.call->sent = true;
       parts->push_back(std::move(next));
     }
-    queue_.pop_front();
+    lane.queue.pop_front();
   }
   if (parts->empty()) return;
 
@@ -524,7 +535,7 @@ void Core::send_batch() {
   for (std::size_t i = 0; i < parts->size(); ++i) {
     write((*parts)[i].call->items[(*parts)[i].item], list[static_cast<capnp::uint>(i)]);
   }
-  ++batches_;
+  ++lane.batches;
   auto response =
       request.send().then([this, parts](capnp::Response<schema::Service::CheckResults>&& r) {
         answered(*parts, r.getResults());
@@ -536,8 +547,8 @@ void Core::send_batch() {
                    reply.error = failed(e);
                    for (const Part& part : *parts) answer(part, reply);
                  })
-                 .then([this] {
-                   --batches_;
+                 .then([this, &lane] {
+                   --lane.batches;
                    flush_later();
                  }));
 }
@@ -632,7 +643,9 @@ void Core::expire() {
     }
     calls_.erase(calls_.begin());
   }
-  while (!queue_.empty() && !queue_.front().call->open) queue_.pop_front();
+  for (Lane& lane : lanes_) {
+    while (!lane.queue.empty() && !lane.queue.front().call->open) lane.queue.pop_front();
+  }
   while (!singles_.empty() && !singles_.front()->open) singles_.pop_front();
 }
 

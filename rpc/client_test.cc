@@ -34,6 +34,11 @@ class Handler : public ServiceHandler {
       replies[i].statuses = {status};
     }
     if (mute) return kj::NEVER_DONE;
+    for (const weir::Request& request : requests) {
+      if (slow_domain && request.domain == "slow") {
+        return loop_.timer().afterDelay(1 * kj::SECONDS);
+      }
+    }
     if (int ms = delay_ms; ms > 0) return loop_.timer().afterDelay(ms * kj::MILLISECONDS);
     return kj::READY_NOW;
   }
@@ -66,6 +71,7 @@ class Handler : public ServiceHandler {
   std::atomic<int> calls{0};
   std::atomic<std::size_t> seen{0};
   std::atomic<bool> mute{false};
+  std::atomic<bool> slow_domain{false};
   std::atomic<int> delay_ms{0};
 
  private:
@@ -252,6 +258,22 @@ TEST(Client, RequestsGatherIntoOneCall) {
   for (int i = 0; i < 2000; ++i) answers.push_back(client.check_async({item(1)}));
   for (auto& answer : answers) EXPECT_EQ(answer.get()[0].error, "");
   EXPECT_LT(server.handler().calls - before, 1000);
+}
+
+TEST(Client, WhatGoesApartDelaysNobody) {
+  ServerThread server;
+  Client client(patient(server.address()));
+  ASSERT_EQ(client.check(item(1)).error, "");
+  server.handler().slow_domain = true;
+  CheckItem slow = item(1, "slow");
+  slow.apart = true;
+  auto later = client.check_async({slow});
+  auto start = Clock::now();
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(client.check_async({item(1)}).get()[0].error, "");
+  EXPECT_NE(later.wait_for(std::chrono::seconds(0)), std::future_status::ready);
+  EXPECT_LT(Clock::now() - start, std::chrono::milliseconds(900));
+  EXPECT_EQ(later.get()[0].error, "");
+  EXPECT_GE(Clock::now() - start, std::chrono::milliseconds(900));
 }
 
 TEST(Client, WrongRequestsAreToldApartAndTheOthersAnswered) {

@@ -146,6 +146,7 @@ struct Client::Impl {
     return options.leases.enabled && item.id.empty() && item.hits > 0;
   }
   std::vector<std::size_t> order_of(const CheckItem& item) const;
+  bool is_slow(const CheckItem& item) const;
   Clock::time_point deadline() const {
     return Clock::now() + std::chrono::nanoseconds(options.deadline);
   }
@@ -186,6 +187,7 @@ struct Client::Impl {
   const ClientOptions options;
   mutable std::mutex policy_mutex;
   std::shared_ptr<Fallback> fallback;  // null: no rules are known
+  std::atomic<bool> has_slow_rules{false};
 
   std::mutex told_mutex;
   std::optional<rpc::RulesReply> told_rules;  // by a node, not looked at yet
@@ -295,6 +297,18 @@ std::vector<std::size_t> Client::Impl::order_of(const CheckItem& item) const {
   return rendezvous_order(options.nodes, stable_hash(key));
 }
 
+/// Some rule, as far as known, makes its answer wait for a disk or another region.
+bool Client::Impl::is_slow(const CheckItem& item) const {
+  std::shared_ptr<Fallback> known = policy();
+  if (!known || !has_slow_rules) return false;
+  AsRequest as(item);
+  std::vector<std::uint32_t> matched;
+  known->rules().match(as.request, matched);
+  return std::any_of(matched.begin(), matched.end(), [&](std::uint32_t index) {
+    return known->rules().rules()[index].durability != Durability::async;
+  });
+}
+
 // ---- Decisions ----
 
 LeaseBook::Answer Client::Impl::take(const std::string& key, const CheckItem& item) {
@@ -343,6 +357,7 @@ void Client::Impl::ask(PendingPtr pending) {
     return give_up(pending, "client closed");
   }
   std::size_t node = choose(*pending);
+  pending->item.apart = is_slow(pending->item);
   nodes[node]->check_async(
       {pending->item},
       [this, pending](std::vector<rpc::CheckReply> replies) {
@@ -564,6 +579,9 @@ void Client::Impl::set_policy(std::shared_ptr<const RuleSet> rules) {
   local.parts = options.fallback_parts != 0 ? options.fallback_parts
                                             : static_cast<unsigned>(options.nodes.size());
   local.allowlist = options.allowlist;
+  has_slow_rules = std::any_of(rules->rules().begin(), rules->rules().end(), [](const Rule& rule) {
+    return rule.durability != Durability::async;
+  });
   auto made = std::make_shared<Fallback>(std::move(rules), std::move(local));
   std::lock_guard lock(policy_mutex);
   fallback = std::move(made);
