@@ -200,7 +200,8 @@ Json part_memory(const PartOptions& options) {
   sweeper.join();
   if (limiter.series_count() != keys) throw std::runtime_error("a sweep took living keys");
 
-  // The time of one decision alone without a timer around each, beside the bare table if there is room.
+  // The time of one decision alone without a timer around each, beside the bare table if there is
+  // room.
   std::unique_ptr<BareTable> bare;
   if (available_bytes() > keys * 48 + kReserve) {
     say("filling the bare table");
