@@ -16,8 +16,8 @@
 
 #include <cluster/cluster.h>
 #include <weir/bench/histogram.h>
-#include <weir/rpc/client/client.h>
 #include <weir/limits/rules_yaml.h>
+#include <weir/rpc/client/client.h>
 
 namespace weir::bench {
 namespace {

@@ -26,7 +26,8 @@ enum class Algorithm : std::uint8_t {
 enum class Durability : std::uint8_t { async, commit, reserve };
 enum class OnFailure : std::uint8_t { open, closed };
 /// Who decides. `merged`: every node, from its own count and what it knows of the others'. `home`:
-/// the node that is the key's home; the others ask it. `escrow`: every node, from rights that it holds.
+/// the node that is the key's home; the others ask it. `escrow`: every node, from rights that it
+/// holds.
 enum class Enforcement : std::uint8_t { merged, escrow, home };
 enum class Phase : std::uint8_t { aligned, spread };
 

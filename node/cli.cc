@@ -19,7 +19,6 @@
 #include <utility>
 #include <vector>
 
-#include <weir/rpc/client/client.h>
 #include <weir/limits/rules_yaml.h>
 #include <weir/node/replay.h>
 #include <weir/node/replay_report.h>
@@ -27,6 +26,7 @@
 #include <weir/node/table.h>
 #include <weir/node/version.h>
 #include <weir/rpc/client.h>
+#include <weir/rpc/client/client.h>
 
 namespace weir::node {
 namespace {

@@ -14,8 +14,8 @@
 #include <thread>
 
 #include <cluster/cluster.h>
-#include <weir/rpc/client/client.h>
 #include <weir/limits/rules_yaml.h>
+#include <weir/rpc/client/client.h>
 
 namespace weir::examples {
 namespace {

@@ -1,9 +1,9 @@
-#include <weir/rpc/client/lease_book.h>
 #include <weir/limits/fallback.h>
 #include <weir/limits/lease.h>
 #include <weir/limits/rules_text.h>
 #include <weir/limits/rules_yaml.h>
 #include <weir/limits/window.h>
+#include <weir/rpc/client/lease_book.h>
 
 #include <deque>
 #include <functional>

@@ -67,7 +67,7 @@ struct CheckItem {
   bool apart = false;
   /// Between nodes: the home rules that are to decide, where they arrive. Empty: all, anywhere.
   std::vector<std::string> only = {};
-  bool wants_bound = false;      ///< asks for CheckStatus::over_admission
+  bool wants_bound = false;  ///< asks for CheckStatus::over_admission
   friend bool operator==(const CheckItem&, const CheckItem&) = default;
 };
 
