@@ -311,6 +311,20 @@ TEST(Escrow, TwoLivesWithOneNameAreNotWitnessed) {
   EXPECT_EQ(node.agent->counters().versions_differ, 1u);
 }
 
+TEST(Escrow, AChangedLimitCountsForLaterWindows) {
+  Node node(10);
+  node.witnessed();
+  EXPECT_TRUE(ask(*node.limiter, 1).allowed);
+  node.limiter->reload(rule_set(escrow_rule(100)));
+  EXPECT_EQ(ask(*node.limiter, 0).statuses[0].remaining, 4u);
+  EXPECT_EQ(ask(*node.limiter, 0, node.now + kMinute).statuses[0].remaining, 50u);
+  node.limiter->reload(rule_set(escrow_rule(0)));
+  Decision decision = ask(*node.limiter, 1);
+  EXPECT_FALSE(decision.allowed);
+  EXPECT_EQ(decision.statuses[0].remaining, 0u);
+  EXPECT_EQ(decision.statuses[0].retry_after, kNever);
+}
+
 TEST(Escrow, AFailedDiskEndsSpending) {
   Node node(10);
   node.witnessed();

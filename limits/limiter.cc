@@ -1516,7 +1516,9 @@ struct Limiter::Impl {
     EscrowCell unused;
     unused.epoch = epoch;
     const EscrowCell& here = place(plan, item.id, cell == nullptr ? unused : *cell);
-    crdt::Int128 left = here.left(takes_share(epoch));
+    // A limit that was lowered leaves the rights of this window, but no more at a time; 0 none.
+    crdt::Int128 left =
+        std::min(here.left(takes_share(epoch)), static_cast<crdt::Int128>(plan.limit));
     std::uint64_t used = add_saturated(here.spent, here.others.used_by_peers);
     Nanos until_end = epoch.expiry - now;
     Verdict verdict;
