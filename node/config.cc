@@ -452,9 +452,12 @@ class Parser {
               read_.address(n, p, false, peer.address);
             },
             true},
-           {"client", [&](const YAML::Node& n, const std::string& p) {
+           {"client",
+            [&](const YAML::Node& n, const std::string& p) {
               read_.address(n, p, false, peer.client);
-            }}});
+            }},
+           {"weight",
+            [&](const YAML::Node& n, const std::string& p) { weight(n, p, peer.weights); }}});
       peer.line = node[i].Mark().line + 1;
       peer.column = node[i].Mark().column + 1;
       config_.peers.push_back(std::move(peer));

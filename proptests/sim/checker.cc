@@ -458,7 +458,9 @@ void Checker::check_bucket(std::uint32_t node, const Rule& rule, const crdt::Ser
   Uint128 drained = own.debt_at == 0 ? 0
                                      : static_cast<Uint128>(rule.limit) *
                                            static_cast<std::uint64_t>(now - own.debt_at);
-  Uint128 debt = own.debt > drained ? own.debt - drained : 0;
+  // The numbers may have changed since: never more debt than the burst in force allows.
+  Uint128 owed = std::min(own.debt, bucket_shape(rule).cap());
+  Uint128 debt = owed > drained ? owed - drained : 0;
   Uint128 capacity = static_cast<Uint128>(rule.burst) * unit;
   bool fits = debt + static_cast<Uint128>(cost) * unit <= capacity;
   if (!series_full_ && !rates_differ) {
