@@ -458,9 +458,11 @@ void Checker::check_bucket(std::uint32_t node, const Rule& rule, const crdt::Ser
   Uint128 drained = own.debt_at == 0 ? 0
                                      : static_cast<Uint128>(rule.limit) *
                                            static_cast<std::uint64_t>(now - own.debt_at);
-  // The numbers may have changed since: never more debt than the burst in force allows.
+  // The numbers may have changed since: never more debt than the burst in force allows, and none
+  // once the bucket would have been full by those it was last touched under.
   Uint128 owed = std::min(own.debt, bucket_shape(rule).cap());
-  Uint128 debt = owed > drained ? owed - drained : 0;
+  bool over = rule.limit != 0 && now >= own.expiry;
+  Uint128 debt = owed > drained && !over ? owed - drained : 0;
   Uint128 capacity = static_cast<Uint128>(rule.burst) * unit;
   bool fits = debt + static_cast<Uint128>(cost) * unit <= capacity;
   if (!series_full_ && !rates_differ) {
@@ -491,7 +493,7 @@ void Checker::check_bucket(std::uint32_t node, const Rule& rule, const crdt::Ser
   if (!consumed) return;
   own.debt = debt + static_cast<Uint128>(cost) * unit;
   own.debt_at = now;
-  own.expiry = now + bucket_shape(rule).fill_time();
+  own.expiry = std::max(own.expiry, now + bucket_shape(rule).fill_time());
   std::uint64_t sum = own.log.empty() ? 0 : own.log.back().second;
   own.log.emplace_back(now, add_saturated(sum, cost));
   process.recent[id] = {own.log.back().second, own.expiry};
