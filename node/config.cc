@@ -452,10 +452,8 @@ class Parser {
               read_.address(n, p, false, peer.address);
             },
             true},
-           {"client",
-            [&](const YAML::Node& n, const std::string& p) {
-              read_.address(n, p, false, peer.client);
-            }},
+           {"client", [&](const YAML::Node& n,
+                          const std::string& p) { read_.address(n, p, false, peer.client); }},
            {"weight",
             [&](const YAML::Node& n, const std::string& p) { weight(n, p, peer.weights); }}});
       peer.line = node[i].Mark().line + 1;
