@@ -193,7 +193,7 @@ class Limiter {
   /// need. It will be drained. False if nothing can be given.
   bool give_rights(const crdt::SeriesId& rule, const crdt::CellId& cell,
                    const crdt::Incarnation& to, std::uint64_t wanted, Nanos now);
-  /// What should be asked for now: what requests lack, and from `lead` before a window's end on
+  /// The rights to ask for at `now`: what requests lack, and from `lead` before a window's end on
   /// what the next one will lack if it takes as much as this one.
   void rights_needed(Nanos now, Nanos lead, std::vector<RightsNeed>& out);
 
