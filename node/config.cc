@@ -270,6 +270,10 @@ class Parser {
           }},
          {"max_series", [&](const Node& n,
                             Path p) { read_.integer(n, p, 1, 1'000'000'000, config_.max_series); }},
+         {"populate",
+          [&](const Node& n, Path p) {
+            read_.choice<bool>(n, p, {{"true", true}, {"false", false}}, config_.populate);
+          }},
          {"max_request_ids",
           [&](const Node& n, Path p) {
             read_.integer(n, p, 0, 100'000'000, config_.max_request_ids);

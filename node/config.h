@@ -63,6 +63,7 @@ struct NodeConfig {
   Nanos max_commit_wait = kSecond;
   Nanos max_skew = kSecond;
   std::uint64_t max_series = 1'000'000;
+  bool populate = false;  ///< LimiterOptions::populate
   std::uint64_t max_request_ids = 65'536;
   Nanos request_id_ttl = kMinute;
   std::uint64_t max_tickets = 65'536;

@@ -112,6 +112,7 @@ anti_entropy_interval: 10s
 commit_interval: 2ms
 max_skew: 500ms
 max_series: 42
+populate: true
 max_request_ids: 0
 request_id_ttl: 5m
 max_tickets: 43
@@ -136,6 +137,7 @@ http: {reset: epoch, max_connections: 7, max_body: 8KiB}
   EXPECT_EQ(config.commit_interval, 2 * kMillisecond);
   EXPECT_EQ(config.max_skew, 500 * kMillisecond);
   EXPECT_EQ(config.max_series, 42u);
+  EXPECT_TRUE(config.populate);
   EXPECT_EQ(config.max_request_ids, 0u);
   EXPECT_EQ(config.request_id_ttl, 5 * kMinute);
   EXPECT_EQ(config.max_tickets, 43u);
@@ -189,8 +191,8 @@ http: {reset: minutes, max_connections: 0, max_body: 64KB}
           "list",
           "node.yaml:4:1: nodes: unknown field; expected one of cluster, region, node, listen, "
           "weight, peers, rules, storage, sync_interval, anti_entropy_interval, commit_interval, "
-          "max_commit_wait, max_skew, max_series, max_request_ids, request_id_ttl, max_tickets, "
-          "log, http, home",
+          "max_commit_wait, max_skew, max_series, populate, max_request_ids, request_id_ttl, "
+          "max_tickets, log, http, home",
           "node.yaml:5:16: listen.http: expected a literal address and a port, such as "
           "127.0.0.1:7400 or [::1]:7400, got 'localhost:7402'",
           "node.yaml:5:32: listen.admin: unknown field; expected one of peers, clients, http",
@@ -218,10 +220,10 @@ TEST(Config, KeepsItsRanges) {
   for (const char* over :
        {"sync_interval: 9ms", "sync_interval: 61s", "anti_entropy_interval: 99ms",
         "commit_interval: 2s", "commit_interval: 0", "max_skew: 61s", "max_series: -1",
-        "max_series: 0", "max_series: 1e3", "max_series: 1000000001", "max_request_ids: 100000001",
-        "request_id_ttl: 999ms", "request_id_ttl: 25h", "max_tickets: -1",
-        "http: {max_connections: 65537}", "http: {max_body: 1023}", "http: {max_body: 1048577}",
-        "http: {max_body: -1}"}) {
+        "populate: 1", "max_series: 0", "max_series: 1e3", "max_series: 1000000001",
+        "max_request_ids: 100000001", "request_id_ttl: 999ms", "request_id_ttl: 25h",
+        "max_tickets: -1", "http: {max_connections: 65537}", "http: {max_body: 1023}",
+        "http: {max_body: 1048577}", "http: {max_body: -1}"}) {
     EXPECT_EQ(with(over).size(), 1u) << over;
   }
 }

@@ -198,6 +198,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
     options.rules = rules;
     options.hash_key = hash_key(config);
     options.max_series = config.max_series;
+    options.populate = config.populate;
     options.max_request_ids = config.max_request_ids;
     options.request_id_ttl = config.request_id_ttl;
     options.max_tickets = config.max_tickets;

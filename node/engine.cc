@@ -56,6 +56,7 @@ bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& e
   LimiterOptions limiter;
   limiter.hash_key = options_.hash_key;
   limiter.max_series = options_.max_series;
+  limiter.populate = options_.populate;
   limiter.max_request_ids = options_.max_request_ids;
   limiter.request_id_ttl = options_.request_id_ttl;
   limiter.max_tickets = options_.max_tickets;

@@ -26,7 +26,8 @@ struct EngineOptions {
   /// Who shares the limits of escrow rules. Empty: this node and its peers, alike.
   std::vector<crdt::Shareholder> shareholders;
   std::size_t max_series = 1u << 20;
-  std::size_t max_request_ids = 1u << 16;  ///< as in LimiterOptions
+  bool populate = false;                   ///< as in LimiterOptions
+  std::size_t max_request_ids = 1u << 16;  ///< the same
   Nanos request_id_ttl = kMinute;
   std::size_t max_tickets = 1u << 16;
   Nanos sweep_interval = kSecond;
