@@ -10,12 +10,14 @@ namespace weir {
 
 /// What one matching rule says of one request.
 struct RuleStatus {
-  std::uint32_t rule = 0;       ///< index into the rules of Decision::version
-  bool allowed = true;          ///< this rule alone
-  bool shadow = false;          ///< its verdict was not enforced
-  bool degraded = false;        ///< no memory for a new series: see LimiterOptions::max_series
-  std::uint64_t limit = 0;      ///< units: the limit, or a bucket's burst
-  std::uint64_t remaining = 0;  ///< units left now, after this request if it passed
+  std::uint32_t rule = 0;   ///< index into the rules of Decision::version
+  bool allowed = true;      ///< this rule alone
+  bool shadow = false;      ///< its verdict was not enforced
+  bool degraded = false;    ///< no memory for a new series: see LimiterOptions::max_series
+  std::uint64_t limit = 0;  ///< units: the limit, or a bucket's burst
+  /// Units left now, after this request if it passed. Where several threads decide on one series it
+  /// may lag behind the others by a millisecond (docs/architecture.md); a denial and a peek do not.
+  std::uint64_t remaining = 0;
   /// Time until the rule is as if unused: the window's end, or a full bucket. ns.
   Nanos reset = 0;
   /// Denied: time until this very cost passes if nothing else comes; kNever if it never can.

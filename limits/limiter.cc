@@ -47,6 +47,11 @@ constexpr std::size_t kScannedRules = 8;
 constexpr Nanos kAskAgain = 200 * kMillisecond;
 /// Escrow: demand is measured in slices of at most this.
 constexpr Nanos kSlice = 2 * kSecond;
+/// Full table: so many idle series give their places at once, found in at most so many looks.
+constexpr std::size_t kMovedAtOnce = 16;
+constexpr int kLooks = 4;
+/// A lane takes at most this part of the units that are left.
+constexpr std::uint64_t kLaneShare = 64;
 constexpr std::uint64_t kMaxSmall = std::numeric_limits<std::uint32_t>::max();
 /// Rule sets that Limiter::rules(version) still has.
 constexpr std::size_t kVersionsKept = 8;
@@ -117,6 +122,7 @@ struct Plan {
   bool bucket_cell = false;
   bool log = false;
   bool spread = false;
+  bool small = false;          // its series mostly are in a small form, see decide_alone()
   bool small_windows = false;  // two windows are enough for Form::window
   bool escrow = false;
   std::uint64_t reserve = 0;   // durability reserve: kept ahead of what is used
@@ -134,6 +140,7 @@ struct Program {
   std::uint64_t version = 0;
   std::shared_ptr<const RuleSet> rules;
   std::vector<Plan> plans;  // by rule
+  bool scanned = false;     // so few that they are looked at one by one
   std::unordered_map<SeriesId, std::uint32_t> by_identity;
   std::unordered_map<SeriesId, std::uint32_t> escrow;                // by Plan::name
   std::array<std::unique_ptr<AtomicCounters[]>, kStripes> counters;  // by rule
@@ -163,6 +170,8 @@ struct Item {
   bool brisk = false;    // evaluated by its small bucket: `debt` is what it owes
   bool waits = false;    // what it consumed is ahead of what is durable
   SeriesEntry* entry = nullptr;
+  SeriesEntry* first = nullptr;  // where it is looked for first
+  Lane* lane = nullptr;          // where this thread has one, if it has
   SeriesId id;
   std::uint64_t cost = 0;
   std::uint64_t debt = 0;
@@ -368,6 +377,7 @@ Plan plan_of(const Rule& rule, std::uint32_t number, const SeriesId& identity) {
     shape.phase = 0;
     plan.window = shape;
   }
+  plan.small = plan.brisk.fits || plan.plain_windows;
   return plan;
 }
 
@@ -433,6 +443,7 @@ struct Limiter::Impl {
     for (auto& stripe : program->counters) {
       stripe = std::make_unique<AtomicCounters[]>(program->plans.size());
     }
+    program->scanned = program->plans.size() <= kScannedRules;
     versions.push_back(program->rules);
     if (versions.size() > kVersionsKept) versions.erase(versions.begin());
     return program;
@@ -554,24 +565,31 @@ struct Limiter::Impl {
   /// Without reset and waits where Item::brisk comes out true: finish() has these.
   void assess(const Plan& plan, Item& item, Nanos now, RuleStatus& status) const {
     const SeriesEntry* entry = item.entry;
-    item.brisk = plan.brisk.fits && entry != nullptr && entry->form() == Form::bucket &&
-                 entry->word[1] == plan.number;
+    item.brisk = plan.brisk.fits && entry != nullptr && is_brisk(plan, *entry);
     if (!item.brisk && plan.plain_windows && entry != nullptr && entry->form() == Form::window &&
         entry->time <= item.start) {
       if (assess_small_windows(plan, item, now, status)) return;
     }
-    if (!item.brisk) {
-      Verdict verdict = evaluate(plan, item, item.cost, now);
-      status.allowed = verdict.allowed;
-      status.remaining = verdict.remaining;
-      status.reset = verdict.reset;
-      status.retry_after = verdict.retry_after;
-      status.delay = verdict.delay;
-      status.elsewhere = verdict.elsewhere;
+    if (item.brisk) {
+      assess_brisk(plan, item, now, status);
       return;
     }
-    item.debt = plan.brisk.debt(*entry, now);
-    item.ahead = std::max<Nanos>(entry->time - now, 0);
+    Verdict verdict = evaluate(plan, item, item.cost, now);
+    status.allowed = verdict.allowed;
+    status.remaining = verdict.remaining;
+    status.reset = verdict.reset;
+    status.retry_after = verdict.retry_after;
+    status.delay = verdict.delay;
+    status.elsewhere = verdict.elsewhere;
+  }
+
+  static bool is_brisk(const Plan& plan, const SeriesEntry& entry) {
+    return entry.form() == Form::bucket && entry.word[1] == plan.number;
+  }
+
+  static void assess_brisk(const Plan& plan, Item& item, Nanos now, RuleStatus& status) {
+    item.debt = plan.brisk.debt(*item.entry, now);
+    item.ahead = std::max<Nanos>(item.entry->time - now, 0);
     bool room = item.debt <= plan.brisk.capacity;
     status.remaining = room ? plan.brisk.unit.floor(plan.brisk.capacity - item.debt) : 0;
     status.allowed = room && item.cost <= status.remaining;
@@ -579,8 +597,8 @@ struct Limiter::Impl {
   }
 
   /// What evaluate_window says where no window is newer than the current one. False: ask it.
-  static bool assess_small_windows(const Plan& plan, const Item& item, Nanos now,
-                                   RuleStatus& status) {
+  [[gnu::always_inline]] static bool assess_small_windows(const Plan& plan, const Item& item,
+                                                          Nanos now, RuleStatus& status) {
     const SeriesEntry& entry = *item.entry;
     const WindowShape& shape = item.shape;
     std::uint64_t newest = std::uint64_t{entry.count[0]} + entry.count[1];
@@ -612,7 +630,8 @@ struct Limiter::Impl {
   }
 
   /// What assess() left out; a consumed cost is in the debt by now.
-  static void finish(const Plan& plan, const Item& item, bool consumed, RuleStatus& status) {
+  [[gnu::always_inline]] static void finish(const Plan& plan, const Item& item, bool consumed,
+                                            RuleStatus& status) {
     const BriskBucket& brisk = plan.brisk;
     std::uint64_t debt = item.debt;
     auto until_drained = [&](std::uint64_t part) {
@@ -739,9 +758,8 @@ struct Limiter::Impl {
       hold(plan, item, now);
       return;
     }
-    if (item.brisk) {  // only where nothing is replicated
-      entry.word[0] = item.debt + item.cost * plan.brisk.unit.value();
-      entry.time = now + item.ahead;
+    if (item.brisk) {
+      consume_brisk(plan, item, now);
       return;
     }
     if (plan.escrow) {
@@ -772,6 +790,12 @@ struct Limiter::Impl {
   static crdt::Epoch epoch_of(const Plan& plan, const Item& item, Nanos now) {
     if (plan.bucket_cell) return crdt::kBucketEpoch;
     return plan.log ? log_epoch(plan.rule->window, now) : item.shape.epoch(item.index);
+  }
+
+  /// Only where nothing is replicated.
+  static void consume_brisk(const Plan& plan, const Item& item, Nanos now) {
+    item.entry->word[0] = item.debt + item.cost * plan.brisk.unit.value();
+    item.entry->time = now + item.ahead;
   }
 
   bool consume_small_window(const Plan& plan, const Item& item) {
@@ -835,15 +859,17 @@ struct Limiter::Impl {
   void prepare(const Request& request, Nanos now, Local& work, Items& items) {
     items.clear();
     const std::vector<Plan>& plans = work.program->plans;
-    if (plans.size() <= kScannedRules && request.only.empty()) {
-      for (std::uint32_t index = 0; index < plans.size(); ++index) {
-        const Plan& plan = plans[index];
+    if (work.program->scanned && request.only.empty()) {
+      std::uint32_t index = 0;
+      for (const Plan& plan : plans) {
+        std::uint32_t rule = index++;
         if (!internal::same_text(plan.rule->domain, request.domain)) continue;
         if (plan.one_entry) {
           const std::string_view* value = request.find(plan.rule->key[0]);
-          if (value != nullptr) add(plan, index, id_of(plan, *value, work), request, now, items);
+          if (value != nullptr)
+            add(plan, rule, id_of(plan, *value, work), request, now, work, items);
         } else if (plan.rule->matches(request)) {
-          add(plan, index, series_of(plan, request, work.key), request, now, items);
+          add(plan, rule, series_of(plan, request, work.key), request, now, work, items);
         }
       }
       return;
@@ -851,7 +877,8 @@ struct Limiter::Impl {
     work.matched.clear();
     work.program->rules->match(request, work.matched);
     for (std::uint32_t index : work.matched) {
-      add(plans[index], index, series_of(plans[index], request, work.key), request, now, items);
+      add(plans[index], index, series_of(plans[index], request, work.key), request, now, work,
+          items);
     }
   }
 
@@ -861,10 +888,14 @@ struct Limiter::Impl {
     });
   }
 
-  void add(const Plan& plan, std::uint32_t index, const SeriesId& id, const Request& request,
-           Nanos now, Items& items) {
-    table.prefetch(id);
+  [[gnu::always_inline]] void add(const Plan& plan, std::uint32_t index, const SeriesId& id,
+                                  const Request& request, Nanos now, const Local& work,
+                                  Items& items) {
     Item& item = items.next();
+    item.first = table.first(id);
+    // A thread with a lane leaves the entry's cache line to others.
+    item.lane = &table.lane(work.stripe, id);
+    if (item.lane->id != id) __builtin_prefetch(item.first, 1);
     item.plan = &plan;
     item.rule = index;
     item.id = id;
@@ -874,7 +905,7 @@ struct Limiter::Impl {
     find_window(plan, item, now);
   }
 
-  static void find_window(const Plan& plan, Item& item, Nanos now) {
+  [[gnu::always_inline]] static void find_window(const Plan& plan, Item& item, Nanos now) {
     item.shape = plan.spread ? window_shape(*plan.rule, item.id) : plan.window;
     if (item.shape.calendar != nullptr) {
       item.index = item.shape.index(now);
@@ -892,6 +923,9 @@ struct Limiter::Impl {
     Nanos now = clamp(given, work.stripe);
     Items& items = work.items[0];
     prepare(request, now, work, items);
+    if (items.size() == 1 && request.id.empty() && decide_alone(items.all()[0], work, now, out)) {
+      return;
+    }
     decide_once(request, items.all(), work, now, out);
   }
 
@@ -903,7 +937,12 @@ struct Limiter::Impl {
     for (std::size_t i = 0; i < requests.size() + kAhead; ++i) {
       Items& items = work.items[i % kAhead];
       if (i >= kAhead && i - kAhead < requests.size()) {
-        decide_once(requests[i - kAhead], items.all(), work, now, out[i - kAhead]);
+        const Request& due = requests[i - kAhead];
+        Decision& answer = out[i - kAhead];
+        bool alone = items.size() == 1 && due.id.empty();
+        if (!alone || !decide_alone(items.all()[0], work, now, answer)) {
+          decide_once(due, items.all(), work, now, answer);
+        }
       }
       if (i < requests.size()) prepare(requests[i], now, work, items);
     }
@@ -958,7 +997,7 @@ struct Limiter::Impl {
   void decide(std::span<Item> items, Local& work, Nanos now, Decision& out) {
     for (bool again = false;; again = true) {
       for (Item& item : items) {
-        if (item.entry == nullptr) item.entry = table.find(item.id);
+        if (item.entry == nullptr) item.entry = table.find(item.id, item.first);
       }
       if (!lock_all(items, work.locked) || !settle(items, now, out)) continue;
       for (Item& item : items) {
@@ -967,17 +1006,173 @@ struct Limiter::Impl {
       break;
     }
     out.version = work.program->version;
-    AtomicCounters* counters = work.program->counters[work.stripe].get();
-    for (const RuleStatus& status : out.statuses) {
-      AtomicCounters& counter = counters[status.rule];
-      add_one(status.allowed ? counter.allowed : counter.denied, work.alone());
-      if (status.degraded) add_one(counter.degraded, work.alone());
+    for (const RuleStatus& status : out.statuses) count(status, work);
+  }
+
+  static void count(const RuleStatus& status, Local& work) {
+    AtomicCounters& counter = work.program->counters[work.stripe][status.rule];
+    add_one(status.allowed ? counter.allowed : counter.denied, work.alone());
+    if (status.degraded) add_one(counter.degraded, work.alone());
+  }
+
+  /// What the general way says where one rule matches, and its series is known and small. The lock
+  /// is held for what needs it, and not taken where this thread has a lane. False: nothing was
+  /// done.
+  [[gnu::always_inline]] bool decide_alone(Item& item, Local& work, Nanos now, Decision& out) {
+    const Plan& plan = *item.plan;
+    if (!plan.small || item.mode != Mode::consume) return false;
+    if (out.statuses.size() != 1) out.statuses.resize(1);
+    RuleStatus& status = out.statuses[0];
+    status.limit = plan.limit;
+    bool consumes = true;
+    Lane& lane = *item.lane;
+    if (lane.id != item.id || !spend_lane(lane, item, *work.program, now, status)) {
+      SeriesEntry* entry = table.find(item.id, item.first);
+      if (entry == nullptr || !table.lock_with_lanes(*entry, item.id)) return false;
+      item.entry = entry;
+      if (entry->has(SeriesEntry::kLanes)) close_ended_lanes(item, now);
+      bool assessed = assess_alone(plan, item, now, status);
+      if (entry->has(SeriesEntry::kLanes) && (!assessed || !status.allowed)) {
+        table.close_lanes(*entry);
+        assessed = assess_alone(plan, item, now, status);
+      }
+      if (!assessed) {
+        SeriesTable::unlock(*entry);
+        item.entry = nullptr;
+        return false;
+      }
+      consumes = status.allowed && item.cost > 0;
+      if (consumes) {
+        consume_alone(plan, item, now, status);
+        if (entry->last() != work.stripe && Lanes::is_hot(lane, item.id)) {
+          open_lane(plan, item, work, now, status);
+        }
+      }
+      SeriesTable::unlock(*entry, work.stripe);
+      if (plan.bucket_cell) {
+        finish(plan, item, consumes, status);
+      } else if (consumes) {
+        status.reset = reset_after(plan, item, status, now);
+      }
+      if (consumes) status.remaining -= item.cost;
     }
+    status.rule = item.rule;
+    status.shadow = plan.shadow;
+    status.degraded = status.elsewhere = false;
+    out.allowed = status.allowed || plan.shadow;
+    out.deciding = plan.shadow ? -1 : 0;
+    out.wants_commit = consumes && plan.commit;
+    out.repeated = false;
+    out.version = work.program->version;
+    count(status, work);
+    return true;
+  }
+
+  /// False if it is not a small bucket, or small windows of which none is newer than this one.
+  [[gnu::always_inline]] static bool assess_alone(const Plan& plan, Item& item, Nanos now,
+                                                  RuleStatus& status) {
+    item.brisk = plan.bucket_cell;
+    if (plan.bucket_cell) {
+      if (!is_brisk(plan, *item.entry)) return false;
+      assess_brisk(plan, item, now, status);
+      return true;
+    }
+    return item.entry->form() == Form::window && item.entry->time <= item.start &&
+           assess_small_windows(plan, item, now, status);
+  }
+
+  [[gnu::always_inline]] void consume_alone(const Plan& plan, Item& item, Nanos now,
+                                            const RuleStatus& status) {
+    SeriesEntry& entry = *item.entry;
+    if (plan.bucket_cell) {
+      consume_brisk(plan, item, now);
+      return;
+    }
+    bool fits = entry.time == item.start && item.cost <= kMaxSmall - entry.count[0];
+    if (fits && !options.replicated) {
+      entry.count[0] += static_cast<std::uint32_t>(item.cost);
+      return;
+    }
+    if (!fits) table.close_lanes(entry);
+    consume(plan, item, now, status);
+  }
+
+  // Lanes: a thread that finds another at the same series time and again takes a block of units.
+
+  static bool spend_lane(Lane& lane, const Item& item, const Program& program, Nanos now,
+                         RuleStatus& status) {
+    if (now > lane.until.load(std::memory_order_relaxed) || lane.version != program.version ||
+        item.cost == 0 || !lane.spend(item.cost)) {
+      return false;
+    }
+    status.allowed = true;
+    status.remaining = lane.beyond + lane.left();
+    status.reset = lane.reset_at - now;
+    status.retry_after = status.delay = 0;
+    return true;
+  }
+
+  /// A peek tells what is left, lanes included.
+  [[gnu::noinline]] void close_ended_lanes(const Item& item, Nanos now) {
+    Lanes::Open lanes = table.open_lanes(*item.entry);
+    if (item.cost == 0 || lanes.units == 0 || lanes.until < std::max(now, item.entry->time)) {
+      table.close_lanes(*item.entry);
+    }
+  }
+
+  /// After the cost was consumed; `status` is from before.
+  [[gnu::noinline]] void open_lane(const Plan& plan, const Item& item, const Local& work, Nanos now,
+                                   const RuleStatus& status) {
+    SeriesEntry& entry = *item.entry;
+    if (!work.alone() || plan.bucket.queue || !table.may_have_lanes(entry)) return;
+    if (entry.form() == Form::general) return;  // which it may have become just now
+    Lane& lane = *item.lane;
+    std::uint64_t block = Lanes::kFirstBlock;
+    if (lane.id == item.id) {
+      bool quiet = lane.left() > lane.block / 2;
+      if (lane.left() > 0) table.close_lanes(entry);
+      if (quiet) {
+        lane.id = {};
+        lane.score = 0;
+        return;
+      }
+      block = std::min(2 * lane.block, Lanes::kMaxBlock);
+    } else if (lane.left() > 0) {
+      return;  // another series'
+    }
+    std::uint64_t room = status.remaining - item.cost;
+    // All lanes together stay a small part of what is left.
+    block = std::min(std::max(block, 8 * item.cost), room / kLaneShare);
+    if (block < 4 * item.cost) return;
+    Nanos until = now + Lanes::kLife;
+    std::uint64_t per_unit = 1;
+    if (plan.bucket_cell) {
+      per_unit = plan.brisk.unit.value();
+      std::uint64_t sure = entry.word[0] - table.open_lanes(entry).units * per_unit;
+      until = std::min(until, entry.time + plan.brisk.drain_time(sure) - 1);
+      if (until <= now) return;
+      entry.word[0] += block * per_unit;
+      lane.reset_at = entry.time + plan.brisk.drain_time(entry.word[0]);
+    } else {
+      if (block > kMaxSmall - entry.count[0]) return;
+      until = std::min(until, item.start + item.shape.sub - 1);
+      std::uint64_t used = plan.limit - std::min(plan.limit, room);
+      if (options.replicated && crosses_mark(used, add_saturated(used, block), plan.limit)) {
+        entry.set(SeriesEntry::kUrgent);
+      }
+      entry.count[0] += static_cast<std::uint32_t>(block);
+      lane.reset_at = now + reset_after(plan, item, status, now);
+    }
+    lane.id = item.id;
+    lane.version = work.program->version;
+    lane.beyond = room - block;
+    lane.block = static_cast<std::uint32_t>(block);
+    table.open_lane(entry, lane, lane.block, per_unit, until);
   }
 
   /// In the order of addresses, so that two requests cannot wait for each other. If an entry has
   /// been removed since it was found, nothing is locked and false returned.
-  bool lock_all(std::span<Item> items, std::vector<SeriesEntry*>& locked) const {
+  bool lock_all(std::span<Item> items, std::vector<SeriesEntry*>& locked) {
     if (items.size() == 1) {
       Item& item = items[0];
       if (item.entry == nullptr || table.lock(*item.entry, item.id)) return true;
@@ -1002,7 +1197,7 @@ struct Limiter::Impl {
 
   static void unlock_all(std::span<Item> items) {
     for (Item& item : items) {
-      if (item.entry != nullptr) SeriesTable::unlock(*item.entry);
+      if (item.entry != nullptr) SeriesTable::unlock(*item.entry, local().stripe);
     }
   }
 
@@ -1064,9 +1259,8 @@ struct Limiter::Impl {
         if (!item.brisk) status.reset = reset_after(plan, item, status, now);
       } else if (status.degraded && out.allowed && status.allowed) {
         Period period = period_of(plan, item, now);
-        overflow.add(item.id, period.number, item.cost, period.expiry, now);
-        overflow_over.store(std::max(overflow_over.load(std::memory_order_relaxed), period.expiry),
-                            std::memory_order_relaxed);
+        overflow.add(table.short_id(item.id), period.number, item.cost, period.expiry, now);
+        overflow_lasts(period.expiry);
         status.remaining -= item.cost;
       }
       if (!status.shadow) pick_decider(out, static_cast<int>(i));
@@ -1087,29 +1281,113 @@ struct Limiter::Impl {
       Nanos end = item.start + item.shape.length(item.index);
       return {item.index, false, end, end};
     }
-    Nanos length = plan.rule->window;
     if (plan.bucket_cell) {
       // In which a full bucket drains; no request passes one without a rate.
-      Uint128 time =
-          plan.bucket.ticks(plan.bucket.burst) / std::max<std::uint64_t>(plan.bucket.rate, 1) + 1;
-      length = static_cast<Nanos>(std::min(time, static_cast<Uint128>(crdt::kMaxLife)));
+      return period_at(drain_length(plan.bucket), now);
     }
+    return period_at(plan.rule->window, now);
+  }
+  static Period period_at(Nanos length, Nanos now) {
     std::int64_t number = now / length;
     Nanos end = (number + 1) * length;
     return {number, true, end, end + length};
   }
-
-  /// The sketch counts (about) this series: with an entry of its own it would begin at 0.
-  bool in_overflow(const Item& item, Nanos now) {
-    if (now >= overflow_over.load(std::memory_order_relaxed)) return false;
-    std::lock_guard counting(overflow_mutex);
-    return overflow_used(item, period_of(*item.plan, item, now), now) > 0;
+  static Nanos drain_length(const BucketShape& bucket) {
+    Uint128 time = bucket.ticks(bucket.burst) / std::max<std::uint64_t>(bucket.rate, 1) + 1;
+    return static_cast<Nanos>(std::min(time, static_cast<Uint128>(crdt::kMaxLife)));
   }
 
+  /// With overflow_mutex.
+  void overflow_lasts(Nanos expiry) {
+    overflow_over.store(std::max(overflow_over.load(std::memory_order_relaxed), expiry),
+                        std::memory_order_relaxed);
+  }
   std::uint64_t overflow_used(const Item& item, const Period& period, Nanos now) const {
-    std::uint64_t used = overflow.estimate(item.id, period.number, now);
+    SeriesId id = table.short_id(item.id);
+    std::uint64_t used = overflow.estimate(id, period.number, now);
     if (!period.neighbour) return used;
-    return add_saturated(used, overflow.estimate(item.id, period.number - 1, now));
+    return add_saturated(used, overflow.estimate(id, period.number - 1, now));
+  }
+
+  /// A series that the sketch counts begins with what it says. False if that does not fit an entry.
+  bool begin_with_overflow(const Item& item, Nanos now, SeriesEntry& entry) {
+    if (now >= overflow_over.load(std::memory_order_relaxed)) return true;
+    const Plan& plan = *item.plan;
+    std::uint64_t used = 0;
+    {
+      std::lock_guard counting(overflow_mutex);
+      used = overflow_used(item, period_of(plan, item, now), now);
+    }
+    if (used == 0) return true;
+    if (options.replicated || !(plan.brisk.fits || plan.small_windows)) return false;
+    if (plan.bucket_cell) {
+      std::uint64_t most = mul_saturated(plan.limit, 1 + std::uint64_t{plan.bucket.max_debt});
+      entry.set_form(Form::bucket);
+      entry.time = now;
+      entry.word[0] = std::min(used, most) * plan.brisk.unit.value();
+      entry.word[1] = plan.number;
+      return true;
+    }
+    if (used > kMaxSmall) return false;
+    entry.set_form(Form::window);
+    entry.time = item.start;
+    entry.count[1] = static_cast<std::uint32_t>(used);
+    return true;
+  }
+
+  /// Gives the places of series that are over, or else of some that are idle. Not where the replica
+  /// must forget a series in step.
+  bool make_room(Nanos now) {
+    if (options.replicated) return false;
+    std::size_t moved = 0;
+    auto gives_way = [&](SeriesEntry& entry) {
+      // Somebody is about to use an unused one.
+      if (entry.form() == Form::unused) return false;
+      if (is_over(entry, now - kGrace)) return true;
+      if (moved == kMovedAtOnce || !move_out(entry, now)) return false;
+      ++moved;
+      return true;
+    };
+    for (int look = 0; look < kLooks; ++look) {
+      if (table.make_room(gives_way) > 0) return true;
+    }
+    return false;
+  }
+
+  /// Counts a series in the sketch, so that it may go. False if it was used since this was last
+  /// asked of it (the clock algorithm, Corbato 1968), or has no small form.
+  bool move_out(SeriesEntry& entry, Nanos now) {
+    if (entry.has(SeriesEntry::kUsed)) {
+      entry.set(SeriesEntry::kUsed, false);
+      return false;
+    }
+    Period period;
+    std::uint64_t units = 0;
+    if (entry.form() == Form::window) {
+      const Rule& rule = numbers.at(table.rule(entry)).rule;
+      WindowShape shape = window_shape(rule, {});
+      units = std::uint64_t{entry.count[0]} + entry.count[1];
+      if (shape.previous == 0) {
+        // Its phase is not known here, but is less than its length.
+        period.number = shape.calendar != nullptr ? shape.index(entry.time)
+                                                  : (entry.time + shape.sub - 1) / shape.sub;
+        period.expiry = entry.time + shape.length(period.number);
+      } else {
+        units += std::uint64_t{entry.count[2]} + entry.count[3];
+        period = period_at(rule.window, now);
+      }
+    } else if (entry.form() == Form::bucket) {
+      const BucketShape& shape = counted_by(entry);
+      BriskBucket brisk = BriskBucket::of(shape);
+      units = brisk.unit.ceil(brisk.debt(entry, now));
+      period = period_at(drain_length(shape), now);
+    } else {
+      return false;
+    }
+    std::lock_guard counting(overflow_mutex);
+    overflow.raise(table.short_id(entry), period.number, units, period.expiry, now);
+    overflow_lasts(period.expiry);
+    return true;
   }
 
   /// No room for the series: closed rules deny; open ones count in the sketch, which may deny too
@@ -1134,18 +1412,12 @@ struct Limiter::Impl {
 
   void make(Item& item, Nanos now) {
     if (item.entry != nullptr || item.cost == 0 || item.no_room) return;
-    if (in_overflow(item, now)) {
-      item.no_room = true;
-      return;
-    }
-    item.entry = table.insert(item.id, item.plan->number, item.made);
-    // A series that is over gives its place before the next sweep comes round. Not where the
-    // replica must forget it in step.
-    if (item.entry == nullptr && !options.replicated && table.make_room([&](SeriesEntry& entry) {
-          // Somebody is about to use an unused one.
-          return entry.form() != Form::unused && is_over(entry, now - kGrace);
-        }) > 0) {
-      item.entry = table.insert(item.id, item.plan->number, item.made);
+    SeriesEntry fresh{};
+    if (begin_with_overflow(item, now, fresh)) {
+      item.entry = table.insert(item.id, item.plan->number, item.made, fresh);
+      if (item.entry == nullptr && make_room(now)) {
+        item.entry = table.insert(item.id, item.plan->number, item.made, fresh);
+      }
     }
     item.no_room = item.entry == nullptr;
   }

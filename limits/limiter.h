@@ -26,9 +26,10 @@ using HashKey = std::array<std::uint8_t, 16>;
 struct LimiterOptions {
   HashKey hash_key{};
   /// Series held at most, for which memory is reserved at once and taken as it is used (58 bytes a
-  /// series; 83 with `replicated`). When full, a new series of a rule with on_failure `closed` is
-  /// denied; with `open` it is counted in a sketch that may deny too early and never too late, here
-  /// only. Either is reported as degraded.
+  /// series; 83 with `replicated`). When full, series that are over give their places, then idle
+  /// ones, whose counts move to a sketch of fixed size that may say too much and never too little;
+  /// none do with `replicated`. Where none can, a new series of a rule with on_failure `closed` is
+  /// denied, and with `open` counted in that sketch, here only. Either is reported as degraded.
   std::size_t max_series = 1u << 20;
   /// Take all of that memory now (about 25 ms a GiB), and not where a decision first touches it,
   /// which then stands still for the time in which the system clears 2 MiB.

@@ -29,8 +29,12 @@ std::uint64_t OverflowSketch::estimate(const crdt::SeriesId& id, std::int64_t pe
 
 void OverflowSketch::add(const crdt::SeriesId& id, std::int64_t period, std::uint64_t units,
                          Nanos expiry, Nanos now) {
+  raise(id, period, add_saturated(estimate(id, period, now), units), expiry, now);
+}
+
+void OverflowSketch::raise(const crdt::SeriesId& id, std::int64_t period, std::uint64_t total,
+                           Nanos expiry, Nanos now) {
   if (cells_.empty()) cells_.resize(kRows * kColumns);
-  std::uint64_t total = add_saturated(estimate(id, period, now), units);
   for (std::size_t place : places(id, period)) {
     Cell& cell = cells_[place];
     if (cell.expiry <= now) cell.count = 0;

@@ -87,8 +87,8 @@ SeriesEntry* SeriesTable::scan(const crdt::SeriesId& id, SeriesEntry** free) con
   for (std::size_t i = 0; i < kSegment; ++i) {
     SeriesEntry& entry = first[(at + i) & (kSegment - 1)];
     std::uint64_t head = entry.load(std::memory_order_acquire);
-    if (head >> 8 == wanted) return &entry;
-    if (head >> 8 != 0) continue;
+    if (SeriesEntry::tag_of(head) == wanted) return &entry;
+    if (SeriesEntry::tag_of(head) != 0) continue;
     if (free != nullptr && *free == nullptr) *free = &entry;
     if (head == 0) return nullptr;
   }
@@ -100,7 +100,7 @@ bool SeriesTable::wait_and_lock(SeriesEntry& entry, const crdt::SeriesId& id) co
   int spins = 0;
   for (;;) {
     std::uint64_t head = entry.load();
-    if (head >> 8 != wanted) return false;
+    if (SeriesEntry::tag_of(head) != wanted) return false;
     if ((head & SeriesEntry::kLocked) != 0) {
       pause(spins);
     } else if (entry.exchange(head, head | SeriesEntry::kLocked)) {
@@ -109,20 +109,32 @@ bool SeriesTable::wait_and_lock(SeriesEntry& entry, const crdt::SeriesId& id) co
   }
 }
 
-bool SeriesTable::lock_any(SeriesEntry& entry) const {
+bool SeriesTable::lock_any(SeriesEntry& entry) {
   int spins = 0;
   for (;;) {
     std::uint64_t head = entry.load();
-    if (head >> 8 == 0) return false;
+    if (SeriesEntry::tag_of(head) == 0) return false;
     if ((head & SeriesEntry::kLocked) != 0) {
       pause(spins);
     } else if (entry.exchange(head, head | SeriesEntry::kLocked)) {
+      close_lanes(entry);
       return true;
     }
   }
 }
 
-SeriesEntry* SeriesTable::insert(const crdt::SeriesId& id, std::uint32_t rule, bool& made) {
+void SeriesTable::take_back_lanes(SeriesEntry& entry) {
+  std::uint64_t units = lanes_.take_back(place(entry), SeriesEntry::tag_of(entry.load()));
+  if (entry.form() == Form::window) {
+    entry.count[0] -= static_cast<std::uint32_t>(units);
+  } else {
+    entry.word[0] -= units;
+  }
+  entry.set(SeriesEntry::kLanes, false);
+}
+
+SeriesEntry* SeriesTable::insert(const crdt::SeriesId& id, std::uint32_t rule, bool& made,
+                                 const SeriesEntry& content) {
   made = false;
   std::size_t segment = segment_of(id);
   lock_segment(segment);
@@ -132,12 +144,14 @@ SeriesEntry* SeriesTable::insert(const crdt::SeriesId& id, std::uint32_t rule, b
     if (size_.fetch_add(1, std::memory_order_relaxed) < max_series_) {
       entry = free;
       made = true;
-      entry->time = 0;
-      entry->word[0] = entry->word[1] = 0;
+      entry->time = content.time;
+      entry->word[0] = content.word[0];
+      entry->word[1] = content.word[1];
       rules_[index(*entry)] = rule;
       if (ids_ != nullptr) ids_[index(*entry)] = id;
       segments_[segment].count().fetch_add(1, std::memory_order_relaxed);
-      entry->store(tag(id) << 8, std::memory_order_release);
+      entry->store(tag(id) << SeriesEntry::kTagShift | content.head | SeriesEntry::kUsed,
+                   std::memory_order_release);
     } else {
       size_.fetch_sub(1, std::memory_order_relaxed);
     }

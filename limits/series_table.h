@@ -6,6 +6,7 @@
 
 #include <weir/crdt/ids.h>
 #include <weir/crdt/time.h>
+#include <weir/limits/lanes.h>
 
 namespace weir {
 
@@ -21,7 +22,8 @@ enum class Form : std::uint8_t {
 
 /// One series: half a cache line. `head` is the only part that is read without its lock.
 struct SeriesEntry {
-  /// 56 bits of the series' id above 8 bits of flags. 0: free. Through std::atomic_ref.
+  /// 51 bits of the series' id, 1 that says that it was used, 4 which thread was the last to
+  /// decide, 8 of flags. 0: free. Through std::atomic_ref.
   std::uint64_t head;
   Nanos time;  ///< window: start of the newest; bucket: last touch
   union {
@@ -37,6 +39,14 @@ struct SeriesEntry {
   static constexpr std::uint64_t kDirtyBefore = 16;  ///< the one before has
   static constexpr unsigned kFormShift = 5;          ///< two bits
   static constexpr std::uint64_t kErased = 128;  ///< alone: was in use, others may lie behind it
+  static constexpr std::uint64_t kLanes = 128;   ///< of one in use: lanes are open
+  static constexpr unsigned kLastShift = 8;
+  static constexpr std::uint64_t kLast = 15 << kLastShift;  ///< the thread that decided last
+  static constexpr std::uint64_t kUsed = 1 << 12;  ///< since somebody last looked for idle ones
+  static constexpr unsigned kTagShift = 13;
+
+  static std::uint64_t tag_of(std::uint64_t head) { return head >> kTagShift; }
+  std::size_t last() const { return (load() & kLast) >> kLastShift; }
 
   // With its lock held. Flags other than the lock change only then.
   bool has(std::uint64_t flag) const { return (load() & flag) != 0; }
@@ -81,29 +91,67 @@ class SeriesTable {
 
   std::size_t size() const { return size_.load(std::memory_order_relaxed); }
 
-  /// Fetches the line in which find() will look first. (Always inlined: GCC takes the function for
-  /// one without effects, and drops calls of it.)
-  [[gnu::always_inline]] void prefetch(const crdt::SeriesId& id) const {
-    __builtin_prefetch(&entries_[home(id)], 1);
-  }
+  /// Where find() looks first.
+  SeriesEntry* first(const crdt::SeriesId& id) const { return &entries_[home(id)]; }
   /// Null if it is not there. Without a lock: it may be gone before lock() says so.
-  SeriesEntry* find(const crdt::SeriesId& id) const {
-    SeriesEntry& first = entries_[home(id)];
-    return first.load(std::memory_order_acquire) >> 8 == tag(id) ? &first : scan(id, nullptr);
+  SeriesEntry* find(const crdt::SeriesId& id) const { return find(id, &entries_[home(id)]); }
+  /// `first`: first(id).
+  [[gnu::always_inline]] SeriesEntry* find(const crdt::SeriesId& id, SeriesEntry* first) const {
+    return first->load(std::memory_order_acquire) >> SeriesEntry::kTagShift == tag(id)
+               ? first
+               : scan(id, nullptr);
   }
   /// False if the entry no longer holds this series.
-  bool lock(SeriesEntry& entry, const crdt::SeriesId& id) const {
+  bool lock(SeriesEntry& entry, const crdt::SeriesId& id) {
+    if (!lock_with_lanes(entry, id)) return false;
+    close_lanes(entry);
+    return true;
+  }
+  /// The same, but lanes stay open: their units are consumed, as far as the entry says.
+  [[gnu::always_inline]] bool lock_with_lanes(SeriesEntry& entry, const crdt::SeriesId& id) {
     std::uint64_t head = entry.load();
-    bool free = head >> 8 == tag(id) && (head & SeriesEntry::kLocked) == 0;
+    bool free = SeriesEntry::tag_of(head) == tag(id) && (head & SeriesEntry::kLocked) == 0;
     return (free && entry.exchange(head, head | SeriesEntry::kLocked)) || wait_and_lock(entry, id);
+  }
+  /// With the lock.
+  void close_lanes(SeriesEntry& entry) {
+    if (entry.has(SeriesEntry::kLanes)) take_back_lanes(entry);
+  }
+  Lane& lane(std::size_t thread, const crdt::SeriesId& id) { return lanes_.of(thread, tag(id)); }
+  /// With the lock. What is in the entry's lanes.
+  Lanes::Open open_lanes(const SeriesEntry& entry) const {
+    if (!entry.has(SeriesEntry::kLanes)) return {};
+    return lanes_.open(place(entry), SeriesEntry::tag_of(entry.load()));
+  }
+  /// With the lock, once the entry counts `units` as consumed: they are this thread's until then.
+  /// The lane must be the series', or empty.
+  void open_lane(SeriesEntry& entry, Lane& lane, std::uint32_t units, std::uint64_t per_unit,
+                 Nanos until) const {
+    lane.until.store(until, std::memory_order_relaxed);
+    lane.per_unit.store(per_unit, std::memory_order_relaxed);
+    lane.held.store(place(entry) << 32 | units, std::memory_order_release);
+    entry.set(SeriesEntry::kLanes);
+  }
+  bool may_have_lanes(const SeriesEntry& entry) const { return place(entry) <= Lanes::kMaxPlace; }
+  /// Says that it was used, and by whom.
+  static void unlock(SeriesEntry& entry, std::size_t thread) {
+    std::uint64_t rest = entry.load() & ~(SeriesEntry::kLocked | SeriesEntry::kLast);
+    entry.store(rest | SeriesEntry::kUsed | thread << SeriesEntry::kLastShift,
+                std::memory_order_release);
   }
   static void unlock(SeriesEntry& entry) {
     entry.store(entry.load() & ~SeriesEntry::kLocked, std::memory_order_release);
   }
 
-  /// Finds it or makes an unused entry, not locked. Null if there is no room. `made` says whether
-  /// it is new.
-  SeriesEntry* insert(const crdt::SeriesId& id, std::uint32_t rule, bool& made);
+  /// Finds it or makes an entry, not locked: an unused one, or with form, time and words of
+  /// `content`. Null if there is no room. `made` says whether it is new.
+  SeriesEntry* insert(const crdt::SeriesId& id, std::uint32_t rule, bool& made,
+                      const SeriesEntry& content = {});
+  /// As much of a series' id as an entry has.
+  crdt::SeriesId short_id(const crdt::SeriesId& id) const { return {segment_of(id), tag(id)}; }
+  crdt::SeriesId short_id(const SeriesEntry& entry) const {
+    return {index(entry) / kSegment, SeriesEntry::tag_of(entry.load())};
+  }
   /// Looks at kSegment / 4 entries, other ones each time, and removes those in use for which
   /// `over(entry)`, with its lock, is true. Returns how many. For when there is no room.
   template <typename Over>
@@ -131,7 +179,7 @@ class SeriesTable {
   /// An entry that was in use and may not be any more.
   SeriesEntry& at(std::size_t index) const { return entries_[index]; }
   /// Locks whatever is there; false if it is free.
-  bool lock_any(SeriesEntry& entry) const;
+  bool lock_any(SeriesEntry& entry);
 
   /// Calls `over(entry)` for every entry in use, with its lock; removes those for which it returns
   /// true. One segment is locked at a time, for some microseconds. Returns how many were removed.
@@ -154,7 +202,7 @@ class SeriesTable {
     std::size_t removed = 0;
     for (std::size_t i = first; i < first + count; ++i) {
       SeriesEntry& entry = entries_[i];
-      if (entry.load() >> 8 == 0 || !lock_any(entry)) continue;
+      if (SeriesEntry::tag_of(entry.load()) == 0 || !lock_any(entry)) continue;
       if (over(entry)) {
         erase(entry);
         ++removed;
@@ -173,7 +221,7 @@ class SeriesTable {
   };
 
   static std::uint64_t tag(const crdt::SeriesId& id) {
-    std::uint64_t bits = id.lo >> 8;
+    std::uint64_t bits = SeriesEntry::tag_of(id.lo);
     return bits == 0 ? 1 : bits;
   }
   /// The segment from the high bits of one half, the place in it from the low ones, the tag from
@@ -185,6 +233,8 @@ class SeriesTable {
     return segment_of(id) * kSegment + (id.hi & (kSegment - 2));
   }
   SeriesEntry* scan(const crdt::SeriesId& id, SeriesEntry** free) const;
+  std::uint64_t place(const SeriesEntry& entry) const { return index(entry) + 1; }
+  void take_back_lanes(SeriesEntry& entry);
   bool wait_and_lock(SeriesEntry& entry, const crdt::SeriesId& id) const;
   void lock_segment(std::size_t segment);
   void unlock_segment(std::size_t segment);
@@ -198,6 +248,7 @@ class SeriesTable {
   crdt::SeriesId* ids_ = nullptr;
   std::atomic<std::size_t> size_{0};
   std::atomic<std::size_t> next_look_{0};
+  Lanes lanes_;
 };
 
 }  // namespace weir

@@ -490,11 +490,11 @@ LAW(42, "no key spends another's quota, nor one rule's key another rule's", "den
 }
 
 LAW(42, "a full table never admits more, whatever leaves it meanwhile", "counted in the sketch",
-    "a place became free") {
+    "a place became free", "an idle series gave its place", "a series came back") {
   Rule rule = *rules_named("r");
   rule.limit = std::min<std::uint64_t>(rule.limit, 5);
   rule.burst = std::min<std::uint64_t>(rule.burst, 5);
-  rule.on_failure = OnFailure::open;
+  rule.on_failure = *one_of<OnFailure>({OnFailure::open, OnFailure::closed});
   rule.default_cost = 1;
   rule.cost_by_method.clear();
   LimiterOptions options;
@@ -502,6 +502,7 @@ LAW(42, "a full table never admits more, whatever leaves it meanwhile", "counted
   Limiter small(rule_set({rule}), options);
   Limiter large(rule_set({rule}), {});
   Nanos now = kStart;
+  std::map<std::string, bool> seen;
   // Of each key, what has been admitted is replayed to a limiter that has room: it must never say
   // no to what the small one lets pass.
   for (int i = *between(5, 60).as("requests"); i > 0; --i) {
@@ -514,7 +515,12 @@ LAW(42, "a full table never admits more, whatever leaves it meanwhile", "counted
     }
     Ask ask(key, *between<std::uint64_t>(1, 3));
     Decision decision = small.check(ask.request, now);
-    reached("counted in the sketch", decision.statuses[0].degraded);
+    const RuleStatus& status = decision.statuses[0];
+    reached("counted in the sketch", status.degraded && decision.allowed);
+    bool full = seen.size() >= options.max_series;
+    reached("an idle series gave its place", full && !seen.contains(key) && !status.degraded);
+    reached("a series came back", full && seen.contains(key) && !status.degraded);
+    if (!status.degraded) seen[key] = true;
     if (decision.allowed) RC_ASSERT(large.check(ask.request, now).allowed);
   }
 }
