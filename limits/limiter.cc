@@ -1044,7 +1044,7 @@ struct Limiter::Impl {
       consumes = status.allowed && item.cost > 0;
       if (consumes) {
         consume_alone(plan, item, now, status);
-        if (entry->last() != work.stripe && Lanes::is_hot(lane, item.id)) {
+        if (entry->last() != work.stripe && work.alone() && Lanes::is_hot(lane, item.id)) {
           open_lane(plan, item, work, now, status);
         }
       }
@@ -1124,7 +1124,7 @@ struct Limiter::Impl {
   [[gnu::noinline]] void open_lane(const Plan& plan, const Item& item, const Local& work, Nanos now,
                                    const RuleStatus& status) {
     SeriesEntry& entry = *item.entry;
-    if (!work.alone() || plan.bucket.queue || !table.may_have_lanes(entry)) return;
+    if (plan.bucket.queue || !table.may_have_lanes(entry)) return;
     if (entry.form() == Form::general) return;  // which it may have become just now
     Lane& lane = *item.lane;
     std::uint64_t block = Lanes::kFirstBlock;

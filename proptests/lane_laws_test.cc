@@ -210,33 +210,36 @@ LAW(42, "threads that decide on one series in turn are told what one thread alon
 }
 
 LAW(42, "threads that race for one series admit its limit, neither a unit more nor one less",
-    "a bucket", "a window", "used up") {
+    "a bucket", "a window", "used up", "threads without lanes") {
   std::uint64_t limit = *one_of<std::uint64_t>({1000, 20'000, 60'000}).as("limit");
   Rule rule = hot_rule(limit);
   Limiter limiter(rule_set({rule}), {});
   std::uint64_t hits = *one_of<std::uint64_t>({1, 3}).as("hits");
-  constexpr std::uint64_t kDecisions = 10'000;
+  // Beyond the fifteenth they have none.
+  std::uint64_t threads = *one_of<std::uint64_t>({2, 2, 2, 18}).as("threads");
+  std::uint64_t decisions = 20'000 / threads;
   std::atomic<std::uint64_t> admitted{0};
   auto run = [&] {
     Entry entry{"key", "k"};
     Decision decision;
     std::uint64_t mine = 0;
-    for (std::uint64_t i = 0; i < kDecisions; ++i) {
+    for (std::uint64_t i = 0; i < decisions; ++i) {
       limiter.check({"api", {&entry, 1}, hits}, kStart, decision);
       if (decision.allowed) mine += hits;
     }
     admitted += mine;
   };
-  std::thread other(run);
-  run();
-  other.join();
-  std::uint64_t asked = 2 * kDecisions;
+  std::vector<std::thread> all;
+  for (std::uint64_t i = 0; i < threads; ++i) all.emplace_back(run);
+  for (std::thread& one : all) one.join();
+  std::uint64_t asked = threads * decisions;
   RC_ASSERT(admitted == std::min(asked, limit / hits) * hits);
   Entry entry{"key", "k"};
   RC_ASSERT(limiter.used(0, {"api", {&entry, 1}}, kStart) == admitted);
   reached("a bucket", is_bucket(rule.algorithm));
   reached("a window", !is_bucket(rule.algorithm));
   reached("used up", admitted + hits > limit);
+  reached("threads without lanes", threads > 2);
 }
 
 }  // namespace
