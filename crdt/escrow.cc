@@ -36,7 +36,7 @@ std::uint64_t row_of(const Cell* current, const Cell* before, const SlotId& slot
 }  // namespace
 
 std::uint64_t transfer_row(const Incarnation& to) {
-  return mix64(mix64(kRegisterSeed, to.hi), to.lo) | kTop;
+  return (mix64(mix64(kRegisterSeed, to.hi), to.lo) | kTop) & ~std::uint64_t{1};
 }
 
 bool is_escrow(const Cell& cell) {
@@ -104,6 +104,16 @@ std::uint64_t ShareTable::share(const Member& member, const SeriesId& series, st
   return self == holders_.size() ? 0 : apportion(limit, weights, order)[self];
 }
 
+Nanos ShareTable::next_change(Nanos instant) const {
+  Nanos next = kNever;
+  for (const Shareholder& holder : holders_) {
+    for (const WeightChange& change : holder.weights) {
+      if (change.from > instant) next = std::min(next, change.from);
+    }
+  }
+  return next;
+}
+
 std::uint64_t ShareTable::version(Nanos instant) const {
   std::uint64_t hash = kRegisterSeed;
   for (std::size_t i = 0; i < holders_.size(); ++i) {
@@ -123,6 +133,11 @@ Holding holding_of(const Cell& cell, const Succession& succession,
   for (const Incarnation& life : succession.lives) ours.push_back(transfer_row(life));
   Holding holding;
   for (const Slot& slot : cell.slots) {
+    if (is_fill(slot.id.birth)) {
+      bool to_newest = !ours.empty() && slot.id.birth == (ours.front() | 1);
+      if (to_newest) holding.filled += slot.value;
+      continue;
+    }
     bool own = succession.has(slot.id.writer);
     if (is_transfer(slot.id.birth)) {
       bool to_us = std::find(ours.begin(), ours.end(), slot.id.birth) != ours.end();

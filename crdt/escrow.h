@@ -27,10 +27,17 @@ __extension__ typedef __int128 Int128;
 
 /// Units that the writer has used of its rights, or keeps for use (its durable ceiling).
 inline constexpr std::uint64_t kUsedRow = 1;
-/// Units that the writer has transferred to the life `to`. At least 2^63.
+/// Units that the writer has transferred to the life `to`. At least 2^63, and even.
 std::uint64_t transfer_row(const Incarnation& to);
+/// Of a bucket's rights: how many of those in transfer_row(to) are full. At least 2^63, and odd.
+inline std::uint64_t fill_row(const Incarnation& to) {
+  return transfer_row(to) | 1;
+}
 constexpr bool is_transfer(std::uint64_t row) {
-  return row >> 63 != 0;
+  return row >> 63 != 0 && (row & 1) == 0;
+}
+constexpr bool is_fill(std::uint64_t row) {
+  return row >> 63 != 0 && (row & 1) != 0;
 }
 /// True if the cell holds rows of an escrow rule: a windowed cell with a slot that has a birth.
 bool is_escrow(const Cell& cell);
@@ -72,6 +79,8 @@ class ShareTable {
   /// members gets what does not divide depends on the series, so small limits spread over all.
   std::uint64_t share(const Member& member, const SeriesId& series, std::uint64_t limit,
                       Nanos start) const;
+  /// The first instant behind `instant` at which some weight changes; kNever if there is none.
+  Nanos next_change(Nanos instant) const;
   /// Names the weights in force at `instant`: equal only where all weights are.
   std::uint64_t version(Nanos instant) const;
   const std::vector<Shareholder>& holders() const { return holders_; }
@@ -101,6 +110,8 @@ struct Holding {
   Uint128 given = 0;     ///< by them
   Uint128 used = 0;      ///< by them
   Uint128 before = 0;    ///< given and used by the member's other lives
+  Uint128 filled =
+      0;  ///< of a bucket: received full by the newest life; a level is no earlier one's
   friend bool operator==(const Holding&, const Holding&) = default;
 };
 

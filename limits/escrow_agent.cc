@@ -54,7 +54,7 @@ void EscrowAgent::rules_changed() {
 void EscrowAgent::begin(bool disk, Nanos time_floor, Nanos now) {
   standing_ = {};
   standing_.disk = disk;
-  began_ = now;
+  began_ = now_ = now;
   time_floor_ = time_floor;
   may_take_over_ = disk;
   quick_ = disk && now <= time_floor;
@@ -70,6 +70,7 @@ void EscrowAgent::begin_anew(bool stopped, Nanos now) {
 }
 
 void EscrowAgent::register_life(Nanos now) {
+  came(now);
   standing_.open = false;
   next_claim_ = now;
   elder_rows_ = replica_.counters().elder_rows;
@@ -120,7 +121,9 @@ void EscrowAgent::update_succession() {
 void EscrowAgent::publish() {
   bool witnessed = peers_.empty();
   for (const Peer& peer : peers_) witnessed |= peer.witnessed;
-  standing_.open = registered_ && witnessed && unabsorbed_.empty();
+  bool open = registered_ && witnessed && unabsorbed_.empty();
+  if (open && !standing_.open) standing_.since = now_;
+  standing_.open = open;
   standing_.horizon = succession_.horizon;
   limiter_.set_standing(standing_);
 }
@@ -163,6 +166,7 @@ void EscrowAgent::heard(crdt::PeerIndex peer, const crdt::Incarnation& from, Nan
 void EscrowAgent::receive(crdt::PeerIndex peer, const crdt::Incarnation& from,
                           const crdt::Message& message, Nanos now) {
   if (peer >= peers_.size()) return;
+  came(now);
   if (const auto* request = std::get_if<crdt::RightsRequest>(&message))
     on(peer, from, *request, now);
   if (const auto* claim = std::get_if<crdt::LifeClaim>(&message)) on(peer, from, *claim, now);
@@ -323,18 +327,33 @@ void EscrowAgent::ask(const RightsNeed& need, Nanos now) {
     donors.push_back({i, rights, received});
   }
   if (donors.empty()) return;
+  auto request = [&](const Donor& donor, std::uint64_t units) {
+    std::uint64_t wanted = add_saturated(donor.received, units);
+    out_.push_back({donor.peer, crdt::RightsRequest{need.rule, need.cell, wanted}});
+    ++counters_.requests_sent;
+  };
+  if (need.ahead) {
+    // Nobody has time to be asked after somebody else: of each what it has of all.
+    Uint128 all = 0;
+    for (const Donor& donor : donors) all += static_cast<Uint128>(donor.rights);
+    std::uint64_t units = std::min(need.units, saturated(all));
+    for (const Donor& donor : donors) {
+      auto rights = static_cast<Uint128>(donor.rights);
+      if (all == 0 || rights == 0) continue;
+      request(donor, saturated((units * rights + all - 1) / all));
+    }
+    return;
+  }
   std::stable_sort(donors.begin(), donors.end(),
                    [](const Donor& a, const Donor& b) { return a.rights > b.rights; });
   const Donor& donor = donors[need.attempt % donors.size()];
   std::uint64_t most =
       donor.rights > 0 ? saturated(static_cast<Uint128>(donor.rights)) : need.units;
-  out_.push_back(
-      {donor.peer, crdt::RightsRequest{need.rule, need.cell,
-                                       add_saturated(donor.received, std::min(need.units, most))}});
-  ++counters_.requests_sent;
+  request(donor, std::min(need.units, most));
 }
 
 void EscrowAgent::pump(Nanos now) {
+  came(now);
   answer_claims(now);
   if (!enabled_) return;
   if (!written_) write_horizon(now);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -93,6 +94,7 @@ class EscrowAgent {
   void refresh();
   bool absorb(const crdt::Cell& cell);
   void publish();
+  void came(Nanos now) { now_ = std::max(now_, now); }
   void claim(Nanos now);
   void answer_claims(Nanos now);
   void take_over_if_sure(Nanos now);
@@ -124,6 +126,7 @@ class EscrowAgent {
   crdt::Succession succession_;
   EscrowStanding standing_;
   Nanos began_ = 0;
+  Nanos now_ = 0;  // the latest that this life was told
   Nanos time_floor_ = 0;
   bool quick_ = false;  // the predecessor's reserved time was not over at the boot
   bool may_take_over_ = false;

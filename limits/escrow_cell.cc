@@ -35,7 +35,9 @@ crdt::Int128 EscrowCell::left(bool takes_share) const {
   const crdt::Holding& holding = others.holding;
   crdt::Int128 rights = of(holding.received) - of(holding.given) - of(holding.used);
   if (takes_share) rights += of(share) - of(holding.before);
-  for (const Given& each : given) rights -= of(each.units);
+  for (const Given& each : given) {
+    if (!crdt::is_fill(each.row)) rights -= of(each.units);
+  }
   return rights - of(spent) - of(held);
 }
 
@@ -68,17 +70,44 @@ std::uint64_t EscrowCell::lacking(Nanos now, bool takes_share) const {
 bool EscrowCell::give(const crdt::Incarnation& from, const crdt::Incarnation& to,
                       std::uint64_t wanted, std::uint64_t kept, bool takes_share) {
   std::uint64_t row = crdt::transfer_row(to);
+  auto raised = crdt::raised_transfer(from, to, given_in(row), wanted,
+                                      left(takes_share) - static_cast<crdt::Int128>(kept));
+  if (raised) raise(row, *raised);
+  return raised.has_value();
+}
+
+std::uint64_t EscrowCell::given_in(std::uint64_t row) const {
   auto at = std::find_if(given.begin(), given.end(),
                          [row](const Given& each) { return each.row == row; });
-  std::uint64_t before = at == given.end() ? 0 : at->units;
-  auto raised = crdt::raised_transfer(from, to, before, wanted,
-                                      left(takes_share) - static_cast<crdt::Int128>(kept));
-  if (!raised) return false;
+  return at == given.end() ? 0 : at->units;
+}
+
+void EscrowCell::raise(std::uint64_t row, std::uint64_t units) {
+  auto at = std::find_if(given.begin(), given.end(),
+                         [row](const Given& each) { return each.row == row; });
   if (at == given.end()) at = given.insert(given.end(), {row, 0, false});
-  at->units = *raised;
+  at->units = units;
   at->dirty = true;
   dirty = true;
-  return true;
+}
+
+std::uint64_t EscrowCell::filled_for(const crdt::Incarnation& to) const {
+  return given_in(crdt::fill_row(to));
+}
+
+std::uint64_t EscrowCell::give_filled(const crdt::Incarnation& to, std::uint64_t units) {
+  std::uint64_t full = filled_for(to);
+  units = std::min(units, given_in(crdt::transfer_row(to)) - full);
+  if (units > 0) raise(crdt::fill_row(to), full + units);
+  return units;
+}
+
+std::uint64_t EscrowCell::given_filled() const {
+  std::uint64_t sum = 0;
+  for (const Given& each : given) {
+    if (crdt::is_fill(each.row)) sum = add_saturated(sum, each.units);
+  }
+  return sum;
 }
 
 void EscrowCell::drain(const crdt::SeriesId& series, bool takes_share,
@@ -103,7 +132,7 @@ void EscrowCell::told_durable(std::uint64_t value) {
 }
 
 void EscrowCell::begin_anew() {
-  spent = ceiling = durable = 0;
+  spent = ceiling = durable = credited = 0;
   given.clear();
   others = {};
   dirty = false;

@@ -14,6 +14,7 @@ namespace weir {
 struct EscrowStanding {
   bool open = true;      ///< a peer knows of this life, so shares may be spent
   Nanos horizon = -1;    ///< in windows that start after this
+  Nanos since = -1;      ///< open since then, so buckets were empty then; -1: for ever, so full
   bool stopped = false;  ///< what is used can't be kept any more, so nothing may be
   bool disk = true;      ///< what is used must be on a disk before an answer may go out
   bool takes_share(const crdt::Epoch& epoch) const { return open && epoch.start > horizon; }
@@ -33,6 +34,7 @@ class Demand {
   void add(std::uint64_t units, Nanos slice, Nanos now);
   /// For about the next slice.
   std::uint64_t forecast(Nanos slice, Nanos now) const;
+  std::int64_t slice_of_last() const { return number_; }
 
  private:
   std::int64_t number_ = 0;
@@ -40,8 +42,9 @@ class Demand {
   std::uint64_t before_ = 0;
 };
 
-/// One window of one series of an escrow rule: what this node has of its rights. Guarded by the
-/// series' lock.
+/// One window of one series of an escrow rule: what this node has of its rights. Of a bucket, one
+/// lending period: rights are parts of its burst, and are not spent (escrow_bucket.h). Guarded by
+/// the series' lock.
 struct EscrowCell {
   struct Given {
     std::uint64_t row = 0;
@@ -65,6 +68,7 @@ struct EscrowCell {
   std::uint64_t demanded_before = 0;  ///< the same of the window before
   bool busy = false;  ///< more was demanded than the share: the next window may need more
   bool dirty = false;
+  std::uint64_t credited = 0;  ///< buckets: of others.holding.filled, what is in the bucket
 
   /// Rights that may still be spent here. Negative after a settlement beyond its reservation.
   crdt::Int128 left(bool takes_share) const;
@@ -81,12 +85,22 @@ struct EscrowCell {
   /// False if that raises nothing.
   bool give(const crdt::Incarnation& from, const crdt::Incarnation& to, std::uint64_t wanted,
             std::uint64_t kept, bool takes_share);
+  /// Buckets: how many of the rights of `to` are full.
+  std::uint64_t filled_for(const crdt::Incarnation& to) const;
+  /// Raises that by as much as there are rights for, at most by `units`. Returns by how much.
+  std::uint64_t give_filled(const crdt::Incarnation& to, std::uint64_t units);
+  /// All that was given full.
+  std::uint64_t given_filled() const;
   /// Appends the own rows that changed since they were last handed over.
   void drain(const crdt::SeriesId& series, bool takes_share, std::vector<crdt::OwnCount>& out);
   void told_durable(std::uint64_t value);
   /// Another life runs now: it has written nothing.
   void begin_anew();
   bool idle() const { return !dirty && held == 0; }
+
+ private:
+  std::uint64_t given_in(std::uint64_t row) const;
+  void raise(std::uint64_t row, std::uint64_t units);
 };
 
 }  // namespace weir

@@ -13,7 +13,7 @@ constexpr Nanos kRemembered = 2 * kSecond;
 }  // namespace
 
 void EscrowNeeds::note(const crdt::SeriesId& rule, std::uint64_t limit, const crdt::CellId& cell,
-                       std::uint64_t units) {
+                       std::uint64_t units, bool ahead) {
   std::lock_guard lock(mutex_);
   auto at = needs_.find(cell);
   if (at == needs_.end()) {
@@ -25,6 +25,7 @@ void EscrowNeeds::note(const crdt::SeriesId& rule, std::uint64_t limit, const cr
   need.limit = limit;
   need.units = std::max(need.units, units);
   need.fresh = true;
+  need.ahead = ahead;
 }
 
 void EscrowNeeds::satisfied(const crdt::CellId& cell) {
@@ -36,19 +37,20 @@ void EscrowNeeds::satisfied(const crdt::CellId& cell) {
   at->second.fresh = false;
 }
 
-void EscrowNeeds::take_due(Nanos now, std::vector<RightsNeed>& out) {
+void EscrowNeeds::take_due(Nanos now, Nanos lead, std::vector<RightsNeed>& out) {
   std::lock_guard lock(mutex_);
   for (auto at = needs_.begin(); at != needs_.end();) {
     Need& need = at->second;
-    if (at->first.epoch.expiry <= now || (!need.fresh && need.next + kRemembered <= now)) {
+    Nanos end = need.ahead ? at->first.epoch.start : at->first.epoch.expiry;
+    if (end <= now || (!need.fresh && need.next + kRemembered <= now)) {
       at = needs_.erase(at);
       continue;
     }
-    if (!need.fresh || now < need.next) {
+    if (!need.fresh || now < need.next || (need.ahead && now < end - lead)) {
       ++at;
       continue;
     }
-    out.push_back({need.rule, need.limit, at->first, need.units, need.attempt});
+    out.push_back({need.rule, need.limit, at->first, need.units, need.attempt, need.ahead});
     need.next = now + (kFirstWait << std::min(need.attempt / 2, kMostDoublings));
     need.fresh = false;
     need.units = 0;

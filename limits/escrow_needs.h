@@ -17,6 +17,7 @@ struct RightsNeed {
   crdt::CellId cell;
   std::uint64_t units = 0;    ///< about how many
   std::uint32_t attempt = 0;  ///< how often it was asked for before, without an answer that helped
+  bool ahead = false;         ///< of a bucket: given only before `cell` begins, best by all at once
 };
 
 /// What decisions lack, until somebody asks the other members for it: noted by any thread, taken by
@@ -27,12 +28,13 @@ class EscrowNeeds {
  public:
   static constexpr std::size_t kMost = 4096;
 
+  /// With `ahead` it is asked for shortly before the cell begins, and not afterwards.
   void note(const crdt::SeriesId& rule, std::uint64_t limit, const crdt::CellId& cell,
-            std::uint64_t units);
+            std::uint64_t units, bool ahead = false);
   /// Rights have come: the next lack is a new one.
   void satisfied(const crdt::CellId& cell);
-  /// Those whose turn it is.
-  void take_due(Nanos now, std::vector<RightsNeed>& out);
+  /// Those whose turn it is; of the ones noted `ahead`, from `lead` before their cells begin.
+  void take_due(Nanos now, Nanos lead, std::vector<RightsNeed>& out);
 
  private:
   struct Need {
@@ -40,6 +42,7 @@ class EscrowNeeds {
     std::uint64_t limit = 0;
     std::uint64_t units = 0;
     bool fresh = true;  // noted since it was last asked for
+    bool ahead = false;
     Nanos next = 0;
     std::uint32_t attempt = 0;
   };

@@ -13,6 +13,7 @@
 
 #include <weir/limits/bucket.h>
 #include <weir/limits/divisor.h>
+#include <weir/limits/escrow_bucket.h>
 #include <weir/limits/escrow_cell.h>
 #include <weir/limits/keyed_hash.h>
 #include <weir/limits/log_window.h>
@@ -52,6 +53,9 @@ constexpr std::size_t kMovedAtOnce = 16;
 constexpr int kLooks = 4;
 /// A lane takes at most this part of the units that are left.
 constexpr std::uint64_t kLaneShare = 64;
+/// Escrow: a life may have lent this far ahead, so what was lent by those before it is over so long
+/// after it began.
+constexpr Nanos kLentAhead = 2 * kLendingPeriod;
 constexpr std::uint64_t kMaxSmall = std::numeric_limits<std::uint32_t>::max();
 /// Rule sets that Limiter::rules(version) still has.
 constexpr std::size_t kVersionsKept = 8;
@@ -133,6 +137,7 @@ struct Plan {
   std::uint64_t limit = 0;     // as reported
   BucketShape bucket;
   BriskBucket brisk;
+  EscrowBucketShape escrow_bucket;
 };
 
 /// The rules in force, and what was counted of them while they were.
@@ -366,6 +371,7 @@ Plan plan_of(const Rule& rule, std::uint32_t number, const SeriesId& identity) {
   if (plan.bucket_cell) {
     plan.bucket = bucket_shape(rule);
     plan.brisk = BriskBucket::of(plan.bucket);
+    plan.escrow_bucket = escrow_bucket_shape(rule);
   } else if (!plan.log) {
     WindowShape shape = window_shape(rule, {});
     // A thread that is late by the grace still finds its window.
@@ -402,6 +408,7 @@ struct Limiter::Impl {
   std::atomic<bool> stopped{false};
   std::atomic<bool> disk{true};
   std::atomic<Nanos> horizon{-1};
+  std::atomic<Nanos> since{-1};
   EscrowNeeds needs;
   std::mutex busy_mutex;            // taken with an entry's lock held
   std::map<CellId, SeriesId> busy;  // windows in which more was asked for than the share; the rule
@@ -563,7 +570,7 @@ struct Limiter::Impl {
   // One entry, with its lock held. Null stands for an unused one.
 
   /// Without reset and waits where Item::brisk comes out true: finish() has these.
-  void assess(const Plan& plan, Item& item, Nanos now, RuleStatus& status) const {
+  void assess(const Plan& plan, Item& item, Nanos now, RuleStatus& status) {
     const SeriesEntry* entry = item.entry;
     item.brisk = plan.brisk.fits && entry != nullptr && is_brisk(plan, *entry);
     if (!item.brisk && plan.plain_windows && entry != nullptr && entry->form() == Form::window &&
@@ -653,10 +660,13 @@ struct Limiter::Impl {
     return numbers.at(static_cast<std::uint32_t>(entry.word[1])).bucket;
   }
 
-  Verdict evaluate(const Plan& plan, const Item& item, std::uint64_t cost, Nanos now) const {
+  Verdict evaluate(const Plan& plan, const Item& item, std::uint64_t cost, Nanos now) {
     const SeriesEntry* entry = item.entry;
     Form form = entry == nullptr ? Form::unused : entry->form();
     Series* series = form == Form::general ? entry->series : nullptr;
+    if (plan.escrow && plan.bucket_cell) {
+      return evaluate_escrow_bucket(plan, item, series, cost, now);
+    }
     if (plan.escrow) return evaluate_escrow(plan, item, series, cost, now);
     if (plan.log) {
       return evaluate_log(read_log(series, plan.limit + 1), plan.rule->window, plan.limit, now,
@@ -712,7 +722,7 @@ struct Limiter::Impl {
   }
 
   /// Once the cost has been consumed. `status` is from before.
-  Nanos reset_after(const Plan& plan, const Item& item, const RuleStatus& status, Nanos now) const {
+  Nanos reset_after(const Plan& plan, const Item& item, const RuleStatus& status, Nanos now) {
     if (plan.bucket_cell || plan.log) return evaluate(plan, item, 0, now).reset;
     if (plan.plain_windows) {
       const WindowShape& shape = item.shape;
@@ -763,7 +773,7 @@ struct Limiter::Impl {
       return;
     }
     if (plan.escrow) {
-      consume_escrow(plan, item);
+      consume_escrow(plan, item, now);
       return;
     }
     if (plan.bucket_cell) {
@@ -1467,6 +1477,11 @@ struct Limiter::Impl {
 
   void hold(const Plan& plan, const Item& item, Nanos now) {
     Series& series = general(*item.entry, item.id);
+    if (plan.escrow && plan.bucket_cell) {
+      EscrowBucket& bucket = escrow_bucket(plan, item.id, series, now);
+      bucket.held = add_saturated(bucket.held, item.cost);
+      return;
+    }
     if (plan.bucket_cell) {
       series.make_bucket().held += item.cost;  // at most the limit, as all of it was allowed
       return;
@@ -1814,14 +1829,27 @@ struct Limiter::Impl {
     if (cell.dirty) list(*item.entry);
   }
 
-  void consume_escrow(const Plan& plan, Item& item) {
+  void consume_escrow(const Plan& plan, Item& item, Nanos now) {
     Series& series = general(*item.entry, item.id);
+    if (plan.bucket_cell) {
+      bool fresh = series.escrow_bucket == nullptr;
+      EscrowBucket& bucket = escrow_bucket(plan, item.id, series, now);
+      bucket.spend(plan.escrow_bucket, item.cost);
+      if (fresh) note_demand(plan, item.id, series, item.cost, now);
+      return;
+    }
     series.forget_windows(item.start - kGrace);
     spend(plan, item, series.escrow_cell(item.shape.epoch(item.index)));
   }
 
   /// A settlement counts, also beyond the rights that are here: the work was done.
   bool settle_escrow(const Plan& plan, Item& item, const Hold& hold, Nanos now) {
+    if (plan.bucket_cell) {
+      EscrowBucket& bucket = escrow_bucket(plan, item.id, *item.entry->series, now);
+      bucket.held -= std::min(bucket.held, hold.units);
+      if (item.cost > 0) bucket.spend(plan.escrow_bucket, item.cost);
+      return true;
+    }
     EscrowCell& cell = *item.entry->series->find_escrow(hold.epoch);
     cell.held -= hold.units;
     if (hold.epoch.expiry <= now) return false;
@@ -1833,8 +1861,17 @@ struct Limiter::Impl {
   /// a need for more.
   void note_demand(const Plan& plan, const Item& item, const RuleStatus& status, Nanos now) {
     if (item.cost == 0 || options.shares == nullptr) return;
-    CellId id{item.id, item.shape.epoch(item.index)};
     bool known = item.entry != nullptr && item.entry->form() == Form::general;
+    if (plan.bucket_cell) {
+      if (known && item.entry->series->escrow_bucket != nullptr) {
+        note_demand(plan, item.id, *item.entry->series, item.cost, now);
+      } else if (status.elsewhere) {
+        // As below. What was allowed is noted once it is consumed.
+        needs.note(plan.name, plan.limit, {item.id, period_after(item.id, now)}, item.cost, true);
+      }
+      return;
+    }
+    CellId id{item.id, item.shape.epoch(item.index)};
     EscrowCell* cell = known ? item.entry->series->find_escrow(id.epoch) : nullptr;
     if (cell == nullptr) {
       // Nothing was ever spent here, so nothing is known but this.
@@ -1870,7 +1907,9 @@ struct Limiter::Impl {
           at = busy.erase(at);
           continue;
         }
-        Nanos before = std::min(lead, (epoch.expiry - epoch.start) / 8);
+        // Of a bucket the next period can be asked for only now.
+        Nanos length = epoch.expiry - epoch.start;
+        Nanos before = std::min(lead, length == kLendingPeriod ? length / 2 : length / 8);
         if (epoch.expiry - before <= now) ending.push_back(*at);
         ++at;
       }
@@ -1879,7 +1918,13 @@ struct Limiter::Impl {
     Programs::Use program = use(local());
     for (const auto& [id, name] : ending) {
       auto rule = program->escrow.find(name);
-      if (rule != program->escrow.end()) look_ahead(program->plans[rule->second], id, now);
+      if (rule == program->escrow.end()) continue;
+      const Plan& plan = program->plans[rule->second];
+      if (plan.bucket_cell) {
+        look_ahead_in_bucket(plan, id, now);
+      } else {
+        look_ahead(plan, id, now);
+      }
     }
   }
 
@@ -1907,6 +1952,7 @@ struct Limiter::Impl {
     auto rule = program->escrow.find(name);
     if (rule == program->escrow.end() || stopped || id.epoch.expiry <= now) return false;
     const Plan& plan = program->plans[rule->second];
+    if (plan.bucket_cell) return lend_rights(plan, id, to, wanted, now);
     // A window that this rule has, and no other.
     WindowShape shape = window_shape(*plan.rule, id.series);
     if (shape.epoch(shape.index(id.epoch.start)) != id.epoch) return false;
@@ -1943,6 +1989,234 @@ struct Limiter::Impl {
     });
     if (more) needs.satisfied(id);
     return found || !make;
+  }
+
+  // Buckets of escrow rules: see escrow_bucket.h.
+
+  static crdt::Epoch period_at(const SeriesId& id, Nanos now) {
+    WindowShape periods = lending_periods(id);
+    return periods.epoch(periods.index(now));
+  }
+  static crdt::Epoch period_after(const SeriesId& id, Nanos now) {
+    return period_at(id, period_at(id, now).expiry);
+  }
+  static crdt::Epoch period_from(const SeriesId& id, Nanos instant) {
+    crdt::Epoch period = period_at(id, instant);
+    return period.start == instant ? period : period_at(id, period.expiry);
+  }
+
+  /// The member's share of the burst in the period that begins at `start`.
+  std::uint64_t share_of(const EscrowBucketShape& shape, const SeriesId& id, EscrowBucket& bucket,
+                         Nanos start) const {
+    if (options.shares == nullptr) return shape.burst;
+    if (start < bucket.share_from || start >= bucket.share_until ||
+        bucket.share_burst != shape.burst) {
+      bucket.share = options.shares->share(options.self, id, shape.burst, start);
+      bucket.share_burst = shape.burst;
+      bucket.share_from = start;
+      bucket.share_until = options.shares->next_change(start);
+    }
+    return bucket.share;
+  }
+
+  /// Rights of a lending period that this member has. Whether they may be spent yet is not asked.
+  std::uint64_t part_of(const EscrowBucketShape& shape, const SeriesId& id, EscrowBucket& bucket,
+                        EscrowCell* cell, const crdt::Epoch& period) const {
+    bool own = period.start > horizon.load(std::memory_order_relaxed);
+    if (cell == nullptr) return own ? share_of(shape, id, bucket, period.start) : 0;
+    if (!cell->placed) {
+      cell->placed = true;
+      cell->share = share_of(shape, id, bucket, period.start);
+    }
+    crdt::Int128 left = cell->left(own);
+    return left <= 0
+               ? 0
+               : static_cast<std::uint64_t>(std::min(left, static_cast<crdt::Int128>(shape.burst)));
+  }
+
+  /// Until when what part_of() says of the period at `now`, which has no cell, holds.
+  Nanos same_until(const SeriesId& id, const Series* series, const EscrowBucket& bucket,
+                   Nanos now) const {
+    Nanos until = kNever;
+    Nanos from = horizon.load(std::memory_order_relaxed);
+    if (period_at(id, now).start <= from) {
+      if (from < kMaxTime) until = period_from(id, from + 1).start;
+    } else if (bucket.share_until < kMaxTime) {
+      until = period_from(id, bucket.share_until).start;
+    }
+    if (series == nullptr) return until;
+    for (const EscrowCell& cell : series->escrow) {
+      if (cell.epoch.start > now) until = std::min(until, cell.epoch.start);
+    }
+    return until;
+  }
+
+  /// What the bucket holds at `now`, through all periods in between. Returns the part of the burst
+  /// that this member has then. Periods that are over are forgotten.
+  std::uint64_t advance(const EscrowBucketShape& shape, const SeriesId& id, Series* series,
+                        EscrowBucket& bucket, Nanos now) const {
+    bucket.rescale(shape);
+    now = std::max(now, bucket.at);
+    Nanos filled_since =
+        open.load(std::memory_order_relaxed) ? since.load(std::memory_order_relaxed) : kNever;
+    if (options.shares == nullptr) {
+      bucket.fill(shape, shape.burst, 0, filled_since, now);
+      return shape.burst;
+    }
+    for (;;) {
+      crdt::Epoch period = period_at(id, bucket.at);
+      EscrowCell* cell = series == nullptr ? nullptr : series->find_escrow(period);
+      std::uint64_t part = part_of(shape, id, bucket, cell, period);
+      Nanos until = period.expiry;
+      if (cell == nullptr) {
+        until = same_until(id, series, bucket, bucket.at);
+      } else {
+        std::uint64_t filled = static_cast<std::uint64_t>(
+            std::min(cell->others.holding.filled, static_cast<Uint128>(shape.burst)));
+        if (filled > cell->credited) {
+          bucket.add(shape, filled - cell->credited, part);
+          cell->credited = filled;
+        }
+      }
+      std::uint64_t lent = 0;
+      for (std::size_t i = 0; series != nullptr && i < series->escrow.size(); ++i) {
+        const EscrowCell& each = series->escrow[i];
+        if (each.epoch.start > bucket.at) lent = add_saturated(lent, each.given_filled());
+      }
+      bucket.fill(shape, part, lent, filled_since, std::min(until, now));
+      if (now >= until) continue;
+      if (series != nullptr) {
+        std::erase_if(series->escrow, [&](const EscrowCell& each) {
+          return each.epoch.expiry <= bucket.at && each.idle();
+        });
+      }
+      return part;
+    }
+  }
+
+  /// The bucket of a series that was not used since this life's standing is open, or is full again.
+  EscrowBucket unused_bucket(const EscrowBucketShape& shape, const SeriesId& id, Nanos now) const {
+    EscrowBucket bucket;
+    bucket.burst = shape.burst;
+    Nanos from = since.load(std::memory_order_relaxed);
+    if (from < 0) {
+      bucket.level = shape.ticks(shape.burst);
+    } else {
+      // What an earlier life lent for the periods up to then may have been forgotten here.
+      bucket.at = std::min(now, period_from(id, from + kLentAhead).expiry);
+    }
+    return bucket;
+  }
+
+  /// Made if need be, and brought to `now`.
+  EscrowBucket& escrow_bucket(const Plan& plan, const SeriesId& id, Series& series,
+                              Nanos now) const {
+    if (series.escrow_bucket == nullptr) {
+      series.escrow_bucket =
+          std::make_unique<EscrowBucket>(unused_bucket(plan.escrow_bucket, id, now));
+    }
+    advance(plan.escrow_bucket, id, &series, *series.escrow_bucket, now);
+    return *series.escrow_bucket;
+  }
+
+  Verdict evaluate_escrow_bucket(const Plan& plan, const Item& item, Series* series,
+                                 std::uint64_t cost, Nanos now) {
+    const EscrowBucketShape& shape = plan.escrow_bucket;
+    EscrowBucket unused;
+    EscrowBucket* bucket = &unused;
+    if (series == nullptr) {
+      unused = unused_bucket(shape, item.id, now);
+    } else {
+      // Others lent to it before it was ever used here.
+      if (series->escrow_bucket == nullptr) table.set_rule(*item.entry, plan.number);
+      bucket = &escrow_bucket(plan, item.id, *series, now);
+    }
+    std::uint64_t part = advance(shape, item.id, series, *bucket, now);
+    Verdict verdict = bucket->evaluate(shape, part, cost);
+    if (!open.load(std::memory_order_relaxed)) {
+      verdict.allowed = cost == 0;
+      verdict.remaining = 0;
+      verdict.retry_after = kAskAgain;
+    }
+    if (verdict.allowed) {
+      verdict.retry_after = 0;
+      return verdict;
+    }
+    verdict.delay = 0;
+    verdict.elsewhere = cost <= plan.limit && options.shares != nullptr && part < shape.burst;
+    if (verdict.elsewhere) verdict.retry_after = std::min(verdict.retry_after, kAskAgain);
+    if (cost > plan.limit) verdict.retry_after = kNever;
+    return verdict;
+  }
+
+  std::uint64_t owed_escrow(const Plan& plan, const SeriesId& id, Series* series, Nanos now) const {
+    if (series == nullptr || series->escrow_bucket == nullptr) return 0;
+    const EscrowBucketShape& shape = plan.escrow_bucket;
+    EscrowBucket& bucket = *series->escrow_bucket;
+    std::uint64_t part = advance(shape, id, series, bucket, now);
+    std::uint64_t left = bucket.left(shape);
+    return part - std::min(part, left);
+  }
+
+  /// What was asked for, whatever became of it.
+  void note_demand(const Plan& plan, const SeriesId& id, Series& series, std::uint64_t cost,
+                   Nanos now) {
+    if (options.shares == nullptr) return;
+    EscrowBucket& bucket = *series.escrow_bucket;
+    now = std::max(now, bucket.at);
+    bucket.want(std::min(cost, plan.limit), now);
+    if (now < bucket.listed_until) return;
+    std::uint64_t left = bucket.left(plan.escrow_bucket);
+    bool enough = left / 2 >= bucket.likely(now) && left <= bucket.share;
+    if (enough) return;
+    crdt::Epoch period = period_at(id, now);
+    bucket.listed_until = period.expiry;
+    std::lock_guard lock(busy_mutex);
+    if (busy.size() < EscrowNeeds::kMost) busy.emplace(CellId{id, period}, plan.name);
+  }
+
+  void look_ahead_in_bucket(const Plan& plan, const CellId& id, Nanos now) {
+    with_entry(id.series, false, [&](SeriesEntry& entry) {
+      if (entry.form() != Form::general || entry.series->escrow_bucket == nullptr) return;
+      Series& series = *entry.series;
+      const EscrowBucketShape& shape = plan.escrow_bucket;
+      EscrowBucket& bucket = escrow_bucket(plan, id.series, series, now);
+      crdt::Epoch next = period_at(id.series, id.epoch.expiry);
+      if (next.start <= bucket.at) return;
+      EscrowCell* cell = series.find_escrow(next);
+      std::uint64_t part = part_of(shape, id.series, bucket, cell, next);
+      Uint128 filled = cell == nullptr ? 0 : cell->others.holding.filled;
+      auto coming = static_cast<std::uint64_t>(std::min<Uint128>(filled, shape.burst));
+      std::uint64_t lacking = bucket.lacking(shape, part, coming, now);
+      if (lacking > 0) needs.note(plan.name, plan.limit, {id.series, next}, lacking, true);
+    });
+  }
+
+  bool lend_rights(const Plan& plan, const CellId& id, const crdt::Incarnation& to,
+                   std::uint64_t wanted, Nanos now) {
+    const EscrowBucketShape& shape = plan.escrow_bucket;
+    if (period_at(id.series, id.epoch.start) != id.epoch || id.epoch.start > now + kLentAhead) {
+      return false;
+    }
+    bool gave = false;
+    with_entry(id.series, true, [&](SeriesEntry& entry) {
+      Series& series = general(entry, id.series);
+      table.set_rule(entry, plan.number);
+      EscrowBucket& bucket = escrow_bucket(plan, id.series, series, now);
+      // What has begun here is spent already.
+      if (id.epoch.start <= std::max(now, bucket.at)) return;
+      EscrowCell& cell = series.escrow_cell(id.epoch);
+      part_of(shape, id.series, bucket, &cell, id.epoch);
+      bool own = takes_share(id.epoch);
+      gave = cell.give(options.incarnation, to, wanted, bucket.kept(shape, now), own);
+      if (!gave) return;
+      std::uint64_t left = bucket.left(shape);
+      std::uint64_t full = cell.give_filled(to, left - std::min(left, bucket.likely(now)));
+      bucket.lend(shape, full);
+      entry.set(SeriesEntry::kUrgent);
+      list(entry);
+    });
+    return gave;
   }
 
   void told_durable(const crdt::OwnCount& count) {
@@ -2009,6 +2283,7 @@ struct Limiter::Impl {
         break;
     }
     Series& series = *entry.series;
+    if (series.escrow_bucket != nullptr) return is_over(entry, series, floor - kGrace);
     series.forget_windows(floor - kGrace);
     if (!series.windows.empty() || !series.escrow.empty()) return false;
     if (series.bucket == nullptr) return true;
@@ -2018,12 +2293,27 @@ struct Limiter::Impl {
     return series.bucket->held == 0;
   }
 
+  /// An escrow rule's bucket that is full is as one that was never used.
+  bool is_over(const SeriesEntry& entry, Series& series, Nanos floor) const {
+    std::uint32_t number = table.rule(entry);
+    // Where shares are known but nothing is replicated, ids are not.
+    if (number == SeriesTable::kNoRule || (options.shares != nullptr && !options.replicated)) {
+      return false;
+    }
+    EscrowBucketShape shape = escrow_bucket_shape(numbers.at(number).rule);
+    SeriesId id = options.replicated ? table.id(entry) : SeriesId{};
+    EscrowBucket& bucket = *series.escrow_bucket;
+    std::uint64_t part = advance(shape, id, &series, bucket, floor);
+    return series.escrow.empty() && bucket.full(shape, part);
+  }
+
   std::uint64_t used(const Plan& plan, const SeriesId& id, Nanos now) {
     std::uint64_t units = 0;
     with_entry(id, false, [&](SeriesEntry& entry) {
       Series* series = entry.form() == Form::general ? entry.series : nullptr;
       if (plan.escrow) {
-        units = used_escrow(plan, id, series, now);
+        units = plan.bucket_cell ? owed_escrow(plan, id, series, now)
+                                 : used_escrow(plan, id, series, now);
         return;
       }
       if (plan.log) {
@@ -2156,6 +2446,7 @@ void Limiter::set_standing(const EscrowStanding& standing) {
   impl_->stopped = standing.stopped;
   impl_->disk = standing.disk;
   impl_->horizon = standing.horizon;
+  impl_->since = standing.since;
 }
 
 bool Limiter::absorb_rows(const crdt::CellId& cell, const EscrowOthers& others) {
@@ -2169,7 +2460,7 @@ bool Limiter::give_rights(const crdt::SeriesId& rule, const crdt::CellId& cell,
 
 void Limiter::rights_needed(Nanos now, Nanos lead, std::vector<RightsNeed>& out) {
   impl_->look_ahead(now, lead);
-  impl_->needs.take_due(now, out);
+  impl_->needs.take_due(now, lead, out);
 }
 
 std::size_t Limiter::sweep(Nanos floor) {

@@ -9,6 +9,7 @@
 
 #include <weir/crdt/epoch.h>
 #include <weir/limits/address.h>
+#include <weir/limits/escrow_bucket.h>
 #include <weir/limits/log_window.h>
 #include <weir/limits/rule_index.h>
 #include <weir/limits/rule_origin.h>
@@ -280,6 +281,10 @@ class Checker {
       return;
     }
     if (rule.limit == 0 || rule.calendar || !readable("window")) return;
+    if (readable("enforcement") && rule.enforcement == Enforcement::escrow) {
+      check_escrow_bucket(rule, burst);
+      return;
+    }
     // A bucket is kept at most this long after its last use, so it must be full again by then.
     Uint128 fill = static_cast<Uint128>(burst) * (1 + rule.max_debt) *
                    static_cast<std::uint64_t>(std::max<Nanos>(rule.window, 0)) / rule.limit;
@@ -287,6 +292,17 @@ class Checker {
       fail(rule.burst == 0 ? "max_debt" : "burst",
            fmt::format("a bucket that fills within {}: burst * (1 + max_debt) * window / limit",
                        format_duration(crdt::kMaxLife)));
+    }
+  }
+
+  /// What a split bucket holds is counted in parts of window / burst of a unit.
+  void check_escrow_bucket(const Rule& rule, std::uint64_t burst) {
+    EscrowBucketShape shape{rule.limit, rule.window, burst, false};
+    if (!shape.fits()) {
+      fail(rule.burst == 0 ? "limit" : "burst",
+           fmt::format("burst * burst * window, in nanoseconds, and limit * burst below 2^124 with "
+                       "enforcement escrow, got a burst of {}",
+                       burst));
     }
   }
 
@@ -313,12 +329,28 @@ class Checker {
                        to_string(rule.algorithm)));
     }
     if (!escrow) return;
-    if (rule.algorithm != Algorithm::fixed_window) {
+    bool bucket = is_bucket(rule.algorithm);
+    if (rule.algorithm != Algorithm::fixed_window && !bucket) {
       fail("enforcement",
-           fmt::format("merged with algorithm {}, got escrow: only fixed_window has rights",
+           fmt::format("merged with algorithm {}, got escrow: fixed_window, token_bucket and "
+                       "leaky_bucket have rights",
                        to_string(rule.algorithm)));
     }
-    if (origin_.state(index_, "durability") == State::set && rule.durability == Durability::async) {
+    bool async = rule.durability == Durability::async;
+    if (bucket && readable("durability") && !async) {
+      fail("durability",
+           fmt::format("async with enforcement escrow and algorithm {}, got {}: a node that starts "
+                       "begins with an empty bucket, so nothing of it is kept",
+                       to_string(rule.algorithm), to_string(rule.durability)));
+    }
+    if (bucket && readable("max_debt") && rule.max_debt != 1) {
+      fail("max_debt",
+           fmt::format(
+               "1, or none, with enforcement escrow, got {}: nothing is admitted twice, so no debt "
+               "comes from others",
+               rule.max_debt));
+    }
+    if (!bucket && origin_.state(index_, "durability") == State::set && async) {
       fail("durability", "reserve or commit with enforcement escrow, got async");
     }
     if (origin_.state(index_, "on_failure") == State::set && rule.on_failure == OnFailure::open) {
@@ -472,7 +504,9 @@ std::shared_ptr<const RuleSet> RuleSet::make(std::vector<Rule> rules, const Rule
     if (rule.enforcement == Enforcement::home) rule.durability = Durability::commit;
     if (rule.calendar) rule.calendar->table = calendars.of(*rule.calendar).table;
     if (rule.enforcement == Enforcement::escrow) {
-      if (rule.durability == Durability::async) rule.durability = Durability::reserve;
+      if (!is_bucket(rule.algorithm) && rule.durability == Durability::async) {
+        rule.durability = Durability::reserve;
+      }
       rule.on_failure = OnFailure::closed;
     }
     if (!is_bucket(rule.algorithm)) continue;

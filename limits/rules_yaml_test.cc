@@ -254,7 +254,25 @@ TEST(RulesYaml, EscrowNeverAdmitsTooMuch) {
                           "escrow, got open: it never admits too much"));
   EXPECT_THAT(errors_with({"enforcement: escrow", "algorithm: sliding_window"}),
               ElementsAre("r.yaml:6:18: rules[0].enforcement: expected merged with algorithm "
-                          "sliding_window, got escrow: only fixed_window has rights"));
+                          "sliding_window, got escrow: fixed_window, token_bucket and leaky_bucket "
+                          "have rights"));
+  const Rule bucket = rule_with({"enforcement: escrow", "algorithm: token_bucket", "burst: 3"});
+  EXPECT_EQ(bucket.durability, Durability::async);
+  EXPECT_EQ(bucket.on_failure, OnFailure::closed);
+  EXPECT_THAT(
+      errors_with({"enforcement: escrow", "algorithm: leaky_bucket", "durability: reserve"}),
+      ElementsAre("r.yaml:8:17: rules[0].durability: expected async with enforcement escrow and "
+                  "algorithm leaky_bucket, got reserve: a node that starts begins with an empty "
+                  "bucket, so nothing of it is kept"));
+  EXPECT_THAT(
+      errors_with({"enforcement: escrow", "algorithm: token_bucket", "max_debt: 2"}),
+      ElementsAre("r.yaml:8:15: rules[0].max_debt: expected 1, or none, with enforcement "
+                  "escrow, got 2: nothing is admitted twice, so no debt comes from others"));
+  EXPECT_THAT(
+      errors_with({"enforcement: escrow", "algorithm: token_bucket", "burst: 100000000000000"}),
+      ElementsAre("r.yaml:8:12: rules[0].burst: expected burst * burst * window, in nanoseconds, "
+                  "and limit * burst below 2^124 with enforcement escrow, got a burst of "
+                  "100000000000000"));
 }
 
 TEST(RulesYaml, ReserveIsForWindows) {

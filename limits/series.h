@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <weir/crdt/cell.h>
+#include <weir/limits/escrow_bucket.h>
 #include <weir/limits/escrow_cell.h>
 
 namespace weir {
@@ -54,6 +55,7 @@ struct Series {
   std::vector<WindowCell> windows;  ///< by start, oldest first
   std::vector<EscrowCell> escrow;   ///< the same for an escrow rule, which has no `windows`
   std::unique_ptr<BucketCell> bucket;
+  std::unique_ptr<EscrowBucket> escrow_bucket;  ///< and `escrow` its lending periods
 
   BucketCell& make_bucket() {
     if (bucket == nullptr) bucket = std::make_unique<BucketCell>();

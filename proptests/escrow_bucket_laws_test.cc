@@ -1,0 +1,181 @@
+#include <weir/limits/escrow_bucket.h>
+
+#include <algorithm>
+
+#include "law.h"
+#include "troubles.h"
+
+namespace weir::laws {
+namespace {
+
+Rule bucket_rule(std::uint64_t limit, Nanos window, std::uint64_t burst) {
+  Rule rule;
+  rule.domain = "api";
+  rule.name = "r";
+  rule.key = {"key"};
+  rule.limit = limit;
+  rule.window = window;
+  rule.burst = burst;
+  rule.algorithm = Algorithm::token_bucket;
+  rule.enforcement = Enforcement::escrow;
+  return rule;
+}
+
+/// One bucket for all nodes: what would have had to be in it, so that everything could pass.
+class OneBucket {
+ public:
+  OneBucket(const Rule& rule, Nanos now)
+      : rule_(rule), level_(Int128{rule.burst} * rule.window), at_(now) {}
+
+  /// False if it holds less.
+  bool take(std::uint64_t units, Nanos now) {
+    Int128 most = Int128{rule_.burst} * rule_.window;
+    level_ = std::min(most, level_ + Int128{rule_.limit} * (now - at_));
+    at_ = now;
+    level_ -= Int128{units} * rule_.window;
+    taken_ += units;
+    return level_ >= 0;
+  }
+  std::uint64_t taken() const { return taken_; }
+
+ private:
+  using Int128 = crdt::Int128;
+  Rule rule_;
+  Int128 level_;
+  Nanos at_;
+  std::uint64_t taken_ = 0;
+};
+
+struct World {
+  MeshOptions options;
+  Rule rule;
+};
+
+World world() {
+  World made;
+  made.options = *mesh_options(2, 4).as("mesh");
+  auto burst = *between<std::uint64_t>(1, 40).as("burst");
+  auto limit = *rc::gen::weightedOneOf<std::uint64_t>(
+                    {{3, between<std::uint64_t>(1, 10)}, {1, between<std::uint64_t>(50, 400)}})
+                    .as("limit");
+  auto window = *one_of<Nanos>({1, 7, 60}).as("window");
+  made.rule = bucket_rule(limit, window * kSecond, burst);
+  if (*chance(30)) made.rule.algorithm = Algorithm::leaky_bucket;
+  made.options.rules = rule_set({made.rule});
+  if (*chance(40)) {
+    for (std::size_t i = 0; i < made.options.nodes; ++i) {
+      made.options.weights.push_back(*between<std::uint32_t>(i == 0 ? 1 : 0, 3));
+    }
+  }
+  return made;
+}
+
+LAW(23, "over any interval all nodes together take no more from a bucket than burst and rate allow",
+    WEIR_LIVE_CORNERS, "the whole burst", "lent", "some nodes share with weights") {
+  World made = world();
+  Mesh mesh(made.options);
+  std::map<std::string, OneBucket> one;
+  for (const char* key : {"k", "l"}) one.emplace(key, OneBucket(made.rule, mesh.now()));
+  mesh.advance(*one_of<Nanos>({0, 3, 20}) * kSecond);
+  auto steps = *between<int>(0, 150).as("steps");
+  for (int step = 0; step < steps; ++step) {
+    live(mesh, made.rule, made.options.memory_only,
+         [&](const std::string& key, std::uint64_t hits, const Decision& decision) {
+           if (decision.allowed) RC_ASSERT(one.at(key).take(hits, mesh.now()));
+         });
+  }
+  reached("the whole burst", one.at("k").taken() >= made.rule.burst);
+  for (std::size_t i = 0; i < mesh.size(); ++i) {
+    reached("lent", mesh.up(i) && mesh.agent(i).counters().requests_served > 0);
+  }
+  reached("some nodes share with weights", !made.options.weights.empty());
+}
+
+LAW(17, "a member that is alone has the exact bucket, reservations included", "a denied cost",
+    "a leaky bucket", "held", "settled for more than was reserved", "owes a burst") {
+  Rule split = bucket_rule(*between<std::uint64_t>(1, 50).as("limit"),
+                           *between<Nanos>(1, 2000).as("window") * kMillisecond,
+                           *between<std::uint64_t>(1, 20).as("burst"));
+  if (*chance(30)) split.algorithm = Algorithm::leaky_bucket;
+  Rule exact = split;
+  exact.enforcement = Enforcement::merged;
+  exact.on_failure = OnFailure::closed;
+  Limiter one(rule_set({split}), {});
+  Limiter other(rule_set({exact}), {});
+  Nanos now = kStart;
+  std::vector<std::pair<Ticket, Ticket>> tickets;
+  std::vector<Entry> entries{{"key", "k"}};
+  auto same = [](const Decision& a, const Decision& b) {
+    const RuleStatus& x = a.statuses[0];
+    const RuleStatus& y = b.statuses[0];
+    RC_ASSERT(x.allowed == y.allowed);
+    RC_ASSERT(x.remaining == y.remaining);
+    RC_ASSERT(x.reset == y.reset);
+    RC_ASSERT(x.retry_after == y.retry_after);
+    RC_ASSERT(x.delay == y.delay);
+    RC_ASSERT(!x.elsewhere);
+    reached("a denied cost", !x.allowed);
+  };
+  reached("a leaky bucket", split.algorithm == Algorithm::leaky_bucket);
+  for (int step = *between<int>(0, 60).as("steps"); step > 0; --step) {
+    now += *one_of<Nanos>({0, 1, kMillisecond, 30 * kMillisecond, 400 * kMillisecond});
+    Request request{"api", entries, *between<std::uint64_t>(0, 6)};
+    int what = *choice(10);
+    if (what < 6) {
+      same(one.check(request, now), other.check(request, now));
+    } else if (what < 8) {
+      Decision a;
+      Decision b;
+      Ticket x = one.reserve(request, now, kHour, a);
+      Ticket y = other.reserve(request, now, kHour, b);
+      same(a, b);
+      RC_ASSERT(static_cast<bool>(x) == static_cast<bool>(y));
+      if (x) tickets.emplace_back(x, y);
+      reached("held", static_cast<bool>(x));
+    } else if (what < 9 && !tickets.empty()) {
+      auto actual = *between<std::uint64_t>(0, 60);
+      Settled a = one.settle(tickets.back().first, actual, now);
+      Settled b = other.settle(tickets.back().second, actual, now);
+      RC_ASSERT(a.known && b.known && !a.lapsed && !b.lapsed);
+      reached("settled for more than was reserved", actual > a.hits);
+      reached("owes a burst", actual >= 2 * split.burst);
+      tickets.pop_back();
+    }
+  }
+}
+
+LAW(46, "a bucket's whole rate and burst reach demand that is all in one region",
+    "a burst smaller than the members", "a second's burst or more", "less than a second's burst") {
+  MeshOptions options;
+  options.nodes = *between<std::size_t>(2, 5).as("nodes");
+  options.seed = *between<std::uint64_t>(0, 1000).as("seed");
+  options.min_delay = 20 * kMillisecond;
+  options.max_delay = *between<Nanos>(20, 100).as("delay") * kMillisecond;
+  std::uint64_t rate = *one_of<std::uint64_t>({1, 5, 20, 100}).as("a second");
+  std::uint64_t burst = *one_of<std::uint64_t>({1, 3, 20, 100, 400}).as("burst");
+  Rule rule = bucket_rule(rate, kSecond, burst);
+  options.rules = rule_set({rule});
+  Mesh mesh(options);
+  mesh.advance(10 * kSecond);
+  std::size_t hungry = *between<std::size_t>(0, mesh.size() - 1).as("who asks");
+  reached("a burst smaller than the members", burst < mesh.size());
+  reached(burst >= rate ? "a second's burst or more" : "less than a second's burst");
+  // More than there is, and always at once when some is there.
+  Nanos step = kSecond / static_cast<Nanos>(4 * rate);
+  Nanos begin = mesh.now();
+  OneBucket one(rule, begin);
+  auto ask_until = [&](Nanos end) {
+    std::uint64_t before = one.taken();
+    while (mesh.now() < end) {
+      while (mesh.spend(hungry, "k", 1).allowed) RC_ASSERT(one.take(1, mesh.now()));
+      mesh.advance(step);
+    }
+    return one.taken() - before;
+  };
+  ask_until(begin + 5 * kSecond);
+  std::uint64_t admitted = ask_until(begin + 45 * kSecond);
+  RC_ASSERT(admitted >= rate * 36);
+}
+
+}  // namespace
+}  // namespace weir::laws
