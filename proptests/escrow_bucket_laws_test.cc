@@ -37,6 +37,10 @@ class OneBucket {
     return level_ >= 0;
   }
   std::uint64_t taken() const { return taken_; }
+  std::uint64_t left(Nanos now) {
+    take(0, now);
+    return static_cast<std::uint64_t>(std::max<Int128>(level_, 0) / rule_.window);
+  }
 
  private:
   using Int128 = crdt::Int128;
@@ -89,6 +93,72 @@ LAW(23, "over any interval all nodes together take no more from a bucket than bu
     reached("lent", mesh.up(i) && mesh.agent(i).counters().requests_served > 0);
   }
   reached("some nodes share with weights", !made.options.weights.empty());
+}
+
+/// Peeks: what the nodes that run say is left there, in sum.
+std::uint64_t left_in_all(Mesh& mesh) {
+  std::uint64_t sum = 0;
+  std::vector<Entry> entries{{"key", "k"}};
+  for (std::size_t i = 0; i < mesh.size(); ++i) {
+    if (!mesh.up(i)) continue;
+    Decision decision = mesh.limiter(i).check({"api", entries, 0}, mesh.now());
+    sum = add_saturated(sum, decision.statuses[0].remaining);
+  }
+  return sum;
+}
+
+LAW(24, "what nodes say is left in a bucket there, is left in it; demand moves between them",
+    "lent by two", "all that there is", "a restart", "a cut", "idle in between", "a reservation") {
+  World made = world();
+  Mesh mesh(made.options);
+  OneBucket one(made.rule, mesh.now());
+  mesh.advance(*one_of<Nanos>({1, 5, 30}) * kSecond);
+  std::vector<Entry> entries{{"key", "k"}};
+  for (int phase = *between<int>(0, 12).as("phases"); phase > 0; --phase) {
+    std::size_t hungry = *between<std::size_t>(0, mesh.size() - 1);
+    std::size_t other = *between<std::size_t>(0, mesh.size() - 1);
+    int what = *choice(12);
+    if (what == 0) {
+      mesh.cut(hungry, other);
+      reached("a cut", hungry != other);
+    } else if (what == 1) {
+      mesh.mend(hungry, other);
+    } else if (what == 2) {
+      mesh.crash(other);
+      mesh.advance(*between<Nanos>(0, 3000) * kMillisecond);
+      mesh.boot(other);
+      reached("a restart");
+    } else if (what == 3) {
+      mesh.advance(*one_of<Nanos>({5, 60, 600}) * kSecond);
+      reached("idle in between");
+    }
+    auto hits = *between<std::uint64_t>(1, 3);
+    auto step = *one_of<Nanos>({5, 40, 150}) * kMillisecond;
+    for (int i = *between<int>(1, 60); i > 0; --i) {
+      for (std::size_t node : {hungry, other}) {
+        if (!mesh.up(node)) continue;
+        if (mesh.spend(node, "k", hits).allowed) RC_ASSERT(one.take(hits, mesh.now()));
+        if (i % 16 == 0) {
+          Decision decision;
+          Request request{"api", entries, hits};
+          Ticket ticket = mesh.limiter(node).reserve(request, mesh.now(), kHour, decision);
+          if (!ticket) continue;
+          mesh.limiter(node).settle(ticket, hits, mesh.now());
+          RC_ASSERT(one.take(hits, mesh.now()));
+          reached("a reservation");
+        }
+      }
+      std::uint64_t left = left_in_all(mesh);
+      RC_ASSERT(left <= one.left(mesh.now()));
+      reached("all that there is", left == made.rule.burst);
+      mesh.advance(step);
+    }
+  }
+  int lent = 0;
+  for (std::size_t i = 0; i < mesh.size(); ++i) {
+    lent += mesh.up(i) && mesh.agent(i).counters().requests_served > 0;
+  }
+  reached("lent by two", lent > 1);
 }
 
 LAW(17, "a member that is alone has the exact bucket, reservations included", "a denied cost",

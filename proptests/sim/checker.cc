@@ -162,6 +162,8 @@ void Checker::rules_loaded(std::uint32_t node) {
   for (const Rule& rule : rules->rules()) {
     std::uint64_t& limit = limits_[rule.name];
     limit = std::max(limit, rule.limit);
+    std::uint64_t& burst = bursts_[rule.name];
+    burst = std::max(burst, rule.burst);
   }
 }
 
@@ -317,6 +319,16 @@ void Checker::disk_will_be(std::uint32_t node, const Image& image, Nanos wall) {
       admitted = sums[each];
     }
   }
+  // What the node had lent may be its own again, if nobody tells; and a clock that was ahead of
+  // this one's is forgotten. Either ends with the periods that were known then.
+  Nanos from = wall + (told[node] ? 2 : -3) * kSecond;
+  Nanos to = std::max(wall, memories_[node].time) + 3 * kSecond;
+  if (told[node] && memories_[node].time <= from) return;
+  for (auto& [series, log] : escrow_logs_) {
+    log.admitted.erase(log.admitted.lower_bound(from), log.admitted.upper_bound(to));
+    if (log.excused_to < from) log.excused_from = from;
+    log.excused_to = std::max(log.excused_to, to);
+  }
 }
 
 // Decisions.
@@ -416,6 +428,45 @@ void Checker::check_escrow(std::uint32_t node, const Rule& rule, const crdt::Ser
                      kept));
   }
   admit_escrow(node, id, rule.name, cost);
+}
+
+/// Over any interval, each node by its own clock: no more than burst and rate allow. Of those that
+/// hold this admission, as the others were looked at before.
+void Checker::check_escrow_bucket(std::uint32_t node, const Rule& rule,
+                                  const crdt::SeriesId& series, const RuleStatus& status,
+                                  std::uint64_t cost, bool consumed, Nanos now) {
+  if (consumed && processes_[node].failed && nodes[node].engine->status().storage_failure != "") {
+    fail(33, node, rule.name + ": rights are spent after a failed sync");
+  }
+  if (!status.allowed && status.elsewhere) escrow_denied_ = add_saturated(escrow_denied_, cost);
+  if (!consumed) return;
+  escrow_admitted_ += cost;
+  EscrowLog& log = escrow_logs_[series];
+  if (now >= log.excused_from && now <= log.excused_to) return;
+  log.admitted[now] += cost;
+  auto unit = static_cast<Uint128>(rule.window);
+  Uint128 rate = limits_[rule.name];
+  // The most that units in an interval from (to) here exceed what the rate brings in it.
+  auto most = [&](auto begin, auto end) {
+    crdt::Int128 sum = 0;
+    crdt::Int128 best = 0;
+    for (auto at = begin; at != end; ++at) {
+      sum += static_cast<crdt::Int128>(unit * at->second);
+      Nanos between = at->first > now ? at->first - now : now - at->first;
+      best = std::max(best,
+                      sum - static_cast<crdt::Int128>(rate * static_cast<std::uint64_t>(between)));
+    }
+    return best;
+  };
+  auto here = log.admitted.find(now);
+  crdt::Int128 over =
+      most(here, log.admitted.end()) + most(std::make_reverse_iterator(here), log.admitted.rend());
+  if (over <= static_cast<crdt::Int128>(unit * bursts_[rule.name])) return;
+  fail(23, node,
+       fmt::format("{} {:016x}: {} units admitted at {} are {:.3f} units above rate and burst",
+                   rule.name, series.lo, cost, now,
+                   static_cast<double>(over) / static_cast<double>(unit) -
+                       static_cast<double>(bursts_[rule.name])));
 }
 
 void Checker::admit_escrow(std::uint32_t node, const crdt::CellId& id, const std::string& rule,
@@ -607,7 +658,9 @@ void Checker::decided(std::uint32_t node, const Request& request, const Decision
     bool consumed = decision.allowed && status.allowed && !status.degraded && cost > 0;
     if (status.degraded) continue;
     crdt::SeriesId series = nodes[node].engine->limiter().series_of(status.rule, request);
-    if (rule.enforcement == Enforcement::escrow) {
+    if (rule.enforcement == Enforcement::escrow && is_bucket(rule.algorithm)) {
+      check_escrow_bucket(node, rule, series, status, cost, consumed, now);
+    } else if (rule.enforcement == Enforcement::escrow) {
       check_escrow(node, rule, series, status, cost, consumed, decision.wants_commit, now);
     } else if (rule.algorithm == Algorithm::token_bucket) {
       check_bucket(node, rule, series, status, cost, consumed, now);

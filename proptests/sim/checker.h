@@ -133,6 +133,12 @@ class Checker {
     Uint128 excused = 0;                       ///< of it, by lives that nobody remembers
     std::map<std::uint32_t, Uint128> by_node;  ///< of it
   };
+  /// One bucket of an escrow rule.
+  struct EscrowLog {
+    std::map<Nanos, std::uint64_t> admitted;  ///< by the clocks of those who did, when
+    Nanos excused_from = 0;                   ///< what was admitted here on is not counted
+    Nanos excused_to = 0;
+  };
   using EscrowUnits = std::vector<std::pair<crdt::CellId, std::pair<std::string, std::uint64_t>>>;
 
   using Buckets = std::unordered_map<crdt::CellId, OwnBucket>;
@@ -204,6 +210,8 @@ class Checker {
   void check_escrow(std::uint32_t node, const Rule& rule, const crdt::SeriesId& series,
                     const RuleStatus& status, std::uint64_t cost, bool consumed, bool waits,
                     Nanos now);
+  void check_escrow_bucket(std::uint32_t node, const Rule& rule, const crdt::SeriesId& series,
+                           const RuleStatus& status, std::uint64_t cost, bool consumed, Nanos now);
   void admit_escrow(std::uint32_t node, const crdt::CellId& id, const std::string& rule,
                     std::uint64_t units);
   std::uint64_t reserve_of(const crdt::CellId& id) const;
@@ -236,6 +244,9 @@ class Checker {
   std::map<std::pair<crdt::CellId, crdt::SlotId>, std::pair<std::uint64_t, Nanos>> full_again_;
   std::unordered_map<crdt::CellId, std::uint64_t> globally_;  // windows: admitted by anyone
   std::map<crdt::CellId, EscrowWindow> escrow_;
+  std::map<crdt::SeriesId, EscrowLog> escrow_logs_;
+  /// The largest burst that any node ever had, as below.
+  std::map<std::string, std::uint64_t> bursts_;
   /// The highest limit that any node ever had. Until all have the new one, that is the promise.
   std::map<std::string, std::uint64_t> limits_;
   std::unordered_map<crdt::CellId, std::uint64_t> reserves_;  // windows with durability reserve

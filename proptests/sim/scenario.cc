@@ -84,6 +84,17 @@ void make_rules(Random& random, Scenario& scenario) {
     scenario.weights.push_back(rights.chance(700) ? 1
                                                   : static_cast<std::uint32_t>(rights.below(4)));
   }
+  Random parts(scenario.seed, 9);
+  for (Rule& rule : rules) {
+    if (!escrow || rule.algorithm != Algorithm::token_bucket || !parts.chance(700)) continue;
+    rule.enforcement = Enforcement::escrow;
+    rule.durability = Durability::async;
+    rule.on_failure = OnFailure::closed;
+    rule.max_debt = 1;
+    // Its own, so that what follows changes the rate alone: nodes that split another burst may
+    // together have more of the rate (docs/escrow.md).
+    if (rule.burst == 0) rule.burst = rule.limit;
+  }
   scenario.rules.push_back(rule_set(rules));
   for (Rule& rule : rules) {
     rule.limit = random.chance(500) ? rule.limit / 2 : rule.limit * 2;
