@@ -84,6 +84,15 @@ void EscrowBucket::rescale(const EscrowBucketShape& shape) {
   level = burst == 0 ? 0 : scaled(level, burst, shape.burst);
   queued = burst == 0 ? 0 : scaled(queued, burst, shape.burst) + 1;
   burst = shape.burst;
+  room = 0;
+  room_part = burst;
+}
+
+void EscrowBucket::enter(const EscrowBucketShape& shape, Nanos start) {
+  if (room_since >= start || at > start) return;
+  room_since = start;
+  room = shape.ticks(shape.burst);
+  room_part = shape.burst;
 }
 
 void EscrowBucket::fill(const EscrowBucketShape& shape, std::uint64_t part, std::uint64_t lent,
@@ -92,16 +101,25 @@ void EscrowBucket::fill(const EscrowBucketShape& shape, std::uint64_t part, std:
   level = std::min(level, most);
   Nanos from = std::max(at, since);
   at = std::max(at, until);
-  if (until <= from) return;
-  Int128 each = shape.ticks_per_ns(part);
-  // Compared first: the product need not fit.
-  Nanos time = until - from;
-  level = time >= time_for(most - level, each) ? most : level + each * time;
-  queued = time >= time_for(queued, each) ? 0 : queued - each * time;
+  if (until > from) {
+    Int128 each = shape.ticks_per_ns(part);
+    // Compared first: the product need not fit.
+    Nanos time = until - from;
+    level = time >= time_for(most - level, each) ? most : level + each * time;
+    queued = time >= time_for(queued, each) ? 0 : queued - each * time;
+  }
+  if (part > room_part) room += shape.ticks(part - room_part);
+  room = std::min(room, most - level);
+  room_part = part;
 }
 
 void EscrowBucket::add(const EscrowBucketShape& shape, std::uint64_t units, std::uint64_t part) {
-  level = std::min(level + shape.ticks(std::min(units, shape.burst)), shape.ticks(part));
+  if (part > room_part) room += shape.ticks(part - room_part);
+  room_part = std::max(part, room_part);
+  Int128 good =
+      std::clamp<Int128>(shape.ticks(std::min(units, shape.burst)), 0, std::max<Int128>(room, 0));
+  level = std::min(level + good, shape.ticks(part));
+  room -= good;
 }
 
 void EscrowBucket::spend(const EscrowBucketShape& shape, std::uint64_t units) {

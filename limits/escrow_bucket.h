@@ -62,6 +62,11 @@ struct EscrowBucket {
   Nanos at = 0;             ///< of both; never moves back
   std::uint64_t burst = 0;  ///< that the ticks were counted by
   std::uint64_t held = 0;   ///< units in open tickets
+  // What came full may come late: of it as much is good as there was room for at every instant
+  // since the period began.
+  crdt::Int128 room = 0;        ///< the least there was, in ticks
+  std::uint64_t room_part = 0;  ///< of this part
+  Nanos room_since = -1;
   Demand demand;
   std::uint64_t largest = 0;  ///< cost in the current period, and the one before
   std::uint64_t largest_before = 0;
@@ -74,11 +79,13 @@ struct EscrowBucket {
 
   /// Ticks by another burst: what is there stays.
   void rescale(const EscrowBucketShape& shape);
+  /// A lending period begins at `start`: when the bucket is there, nothing of it is over yet.
+  void enter(const EscrowBucketShape& shape, Nanos start);
   /// Up to `until` the part `part` fills, but never before `since`. `lent`: units of it that went
   /// to others already, so that there is no room for them.
   void fill(const EscrowBucketShape& shape, std::uint64_t part, std::uint64_t lent, Nanos since,
             Nanos until);
-  /// Units that came full, for which the part has room.
+  /// Units of the part that came full.
   void add(const EscrowBucketShape& shape, std::uint64_t units, std::uint64_t part);
   /// Takes what goes to others; at most left().
   void lend(const EscrowBucketShape& shape, std::uint64_t units) { level -= shape.ticks(units); }

@@ -2067,6 +2067,7 @@ struct Limiter::Impl {
       crdt::Epoch period = period_at(id, bucket.at);
       EscrowCell* cell = series == nullptr ? nullptr : series->find_escrow(period);
       std::uint64_t part = part_of(shape, id, bucket, cell, period);
+      bucket.enter(shape, period.start);
       Nanos until = period.expiry;
       if (cell == nullptr) {
         until = same_until(id, series, bucket, bucket.at);
@@ -2210,9 +2211,13 @@ struct Limiter::Impl {
       bool own = takes_share(id.epoch);
       gave = cell.give(options.incarnation, to, wanted, bucket.kept(shape, now), own);
       if (!gave) return;
-      std::uint64_t left = bucket.left(shape);
-      std::uint64_t full = cell.give_filled(to, left - std::min(left, bucket.likely(now)));
-      bucket.lend(shape, full);
+      // Only for the next period: what is on its way must be room of the part of now, and in the
+      // next one that may be lent to somebody else.
+      if (id.epoch.start == period_after(id.series, bucket.at).start) {
+        std::uint64_t left = bucket.left(shape);
+        left -= std::min(left, bucket.likely(now));
+        bucket.lend(shape, cell.give_filled(to, left));
+      }
       entry.set(SeriesEntry::kUrgent);
       list(entry);
     });

@@ -95,6 +95,179 @@ LAW(23, "over any interval all nodes together take no more from a bucket than bu
   reached("some nodes share with weights", !made.options.weights.empty());
 }
 
+/// Limiters alone, each with a clock of its own, that lend to each other. What one wrote reaches
+/// another at some time, in any order, and more than once.
+class Clocks {
+ public:
+  explicit Clocks(const Rule& rule) : rule_(rule) {
+    std::vector<crdt::Shareholder> holders;
+    auto n = *between<std::size_t>(2, 4).as("nodes");
+    for (std::size_t i = 0; i < n; ++i) holders.push_back({{"r" + std::to_string(i), "n"}, {{}}});
+    auto shares = std::make_shared<const crdt::ShareTable>(holders);
+    for (std::size_t i = 0; i < n; ++i) {
+      LimiterOptions options;
+      options.replicated = true;
+      options.incarnation = {i + 1, 1};
+      options.self = holders[i].member;
+      options.shares = shares;
+      options.max_series = 100;
+      nodes_.push_back({std::make_unique<Limiter>(rule_set({rule}), options), *clock_error(), {}});
+    }
+  }
+
+  std::size_t size() const { return nodes_.size(); }
+  void advance(Nanos time) { real_ += time; }
+  bool differ() const {
+    return std::any_of(nodes_.begin(), nodes_.end(),
+                       [&](const Node& node) { return node.error != nodes_[0].error; });
+  }
+
+  bool spend(std::size_t i, std::uint64_t units) {
+    std::vector<Entry> entries{{"key", "k"}};
+    if (!nodes_[i].limiter->check({"api", entries, units}, time(i)).allowed) return false;
+    taken_[time(i)] += units;
+    return true;
+  }
+  /// Node i asks for what it lacks.
+  void ask(std::size_t i) {
+    std::vector<RightsNeed> needs;
+    nodes_[i].limiter->rights_needed(time(i), kSecond / 2, needs);
+    for (const RightsNeed& need : needs) {
+      for (std::size_t j = 0; j < size(); ++j) {
+        if (j != i) requests_.push_back({i, j, need});
+      }
+    }
+  }
+  /// Somebody serves some request; it may come again. True if it lent something.
+  bool serve() {
+    if (requests_.empty()) return false;
+    const auto [to, from, need] = requests_[*between<std::size_t>(0, requests_.size() - 1)];
+    Limiter& lender = *nodes_[from].limiter;
+    if (!lender.give_rights(need.rule, need.cell, {to + 1, 1}, need.units, time(from)))
+      return false;
+    std::vector<crdt::OwnCount> rows;
+    lender.drain(rows, 100);
+    for (const crdt::OwnCount& row : rows) written_.push_back({from, row});
+    return true;
+  }
+  /// Node i hears of one row, and of all that it heard of before.
+  void hear(std::size_t i) {
+    if (written_.empty()) return;
+    const auto& [writer, row] = written_[*between<std::size_t>(0, written_.size() - 1)];
+    if (writer == i) return;
+    crdt::Cell& cell = nodes_[i].known[row.cell];
+    cell.id = row.cell;
+    cell.raise({{writer + 1, 1}, row.birth}, row.value);
+    crdt::Succession lives{{{i + 1, 1}}, -1};
+    EscrowOthers others;
+    others.holding = crdt::holding_of(cell, lives, [](const auto&) { return false; });
+    nodes_[i].limiter->absorb_rows(row.cell, others);
+  }
+  void sweep(std::size_t i) { nodes_[i].limiter->sweep(time(i)); }
+
+  /// What was taken, in the order of the clocks that it was taken by.
+  void check() const {
+    OneBucket one(rule_, 0);
+    for (const auto& [at, units] : taken_) RC_ASSERT(one.take(units, at));
+  }
+
+ private:
+  struct Node {
+    std::unique_ptr<Limiter> limiter;
+    Nanos error = 0;
+    std::map<crdt::CellId, crdt::Cell> known;
+  };
+  struct Asked {
+    std::size_t to = 0;
+    std::size_t from = 0;
+    RightsNeed need;
+  };
+  static rc::Gen<Nanos> clock_error() {
+    return rc::gen::map(one_of<Nanos>({0, 0, 300, 700, 1500, 5000}),
+                        [](Nanos milliseconds) { return milliseconds * kMillisecond; });
+  }
+  Nanos time(std::size_t i) const { return kStart + real_ + nodes_[i].error; }
+
+  Rule rule_;
+  Nanos real_ = 0;
+  std::vector<Node> nodes_;
+  std::vector<Asked> requests_;
+  std::vector<std::pair<std::size_t, crdt::OwnCount>> written_;
+  std::map<Nanos, std::uint64_t> taken_;
+};
+
+LAW(23, "a bucket is not overdrawn where clocks differ, and rows and requests come late and again",
+    "clocks that differ", "lent", "admitted", "more than its share at once") {
+  Rule rule = bucket_rule(*between<std::uint64_t>(1, 40).as("limit"), kSecond,
+                          *between<std::uint64_t>(1, 20).as("burst"));
+  Clocks clocks(rule);
+  reached("clocks that differ", clocks.differ());
+  std::size_t hungry = 0;
+  std::uint64_t at_once = 0;
+  for (int step = *between<int>(0, 250).as("steps"); step > 0; --step) {
+    if (*chance(5)) hungry = *between<std::size_t>(0, clocks.size() - 1);
+    std::size_t node = *chance(80) ? hungry : *between<std::size_t>(0, clocks.size() - 1);
+    int what = *choice(10);
+    if (what < 3) {
+      std::uint64_t units = 0;
+      while (clocks.spend(node, 1)) ++units;
+      at_once = std::max(at_once, units);
+    } else if (what < 5) {
+      clocks.ask(node);
+    } else if (what < 7) {
+      reached("lent", clocks.serve());
+    } else if (what < 8) {
+      clocks.hear(node);
+    } else if (what < 9 || !*chance(20)) {
+      clocks.advance(*one_of<Nanos>({1, 20, 100, 400}) * kMillisecond);
+    } else {
+      clocks.sweep(node);
+    }
+  }
+  reached("admitted", at_once > 0);
+  reached("more than its share at once",
+          at_once > (rule.burst + clocks.size() - 1) / clocks.size());
+  clocks.check();
+}
+
+LAW(27, "of a bucket only periods that have not begun are lent, by the lender's clock",
+    "one that runs", "the next", "the one after", "one that is over", "far ahead", "no period") {
+  Rule rule = bucket_rule(*between<std::uint64_t>(1, 40).as("limit"), kSecond,
+                          *between<std::uint64_t>(2, 20).as("burst"));
+  LimiterOptions options;
+  options.replicated = true;
+  options.incarnation = {1, 1};
+  options.self = {"r0", "n"};
+  options.shares = std::make_shared<const crdt::ShareTable>(
+      std::vector<crdt::Shareholder>{{options.self, {{}}}, {{"r1", "n"}, {{}}}});
+  options.max_series = 100;
+  Limiter limiter(rule_set({rule}), options);
+  // What it asks for itself names the rule and its periods.
+  std::vector<Entry> entries{{"key", "k"}};
+  Nanos now = kStart;
+  RC_ASSERT(!limiter.check({"api", entries, rule.burst}, now).allowed);
+  std::vector<RightsNeed> needs;
+  limiter.rights_needed(now, kSecond, needs);
+  RC_ASSERT(needs.size() == 1u);
+  crdt::CellId id = needs[0].cell;
+  now = id.epoch.start + 9 * kSecond + *between<Nanos>(0, kLendingPeriod - 1).as("into a period");
+  bool used = *chance(50).as("used here before");
+  if (used) limiter.check({"api", entries, 1}, now - 4 * kSecond);
+  auto ahead = *between<Nanos>(-2, 4).as("periods ahead");
+  id.epoch.start += (9 + ahead) * kLendingPeriod;
+  id.epoch.expiry += (9 + ahead) * kLendingPeriod;
+  bool odd = *chance(20).as("no period");
+  if (odd) ++(*chance(50) ? id.epoch.start : id.epoch.expiry);
+  bool gave = limiter.give_rights(needs[0].rule, id, {2, 1}, 1, now);
+  RC_ASSERT(gave == (!odd && ahead >= 1 && id.epoch.start <= now + 2 * kLendingPeriod));
+  reached("no period", odd);
+  reached("one that is over", ahead < 0);
+  reached("one that runs", ahead == 0);
+  reached("the next", ahead == 1);
+  reached("the one after", ahead == 2);
+  reached("far ahead", ahead > 2);
+}
+
 /// Peeks: what the nodes that run say is left there, in sum.
 std::uint64_t left_in_all(Mesh& mesh) {
   std::uint64_t sum = 0;
