@@ -2024,10 +2024,7 @@ struct Limiter::Impl {
                         EscrowCell* cell, const crdt::Epoch& period) const {
     bool own = period.start > horizon.load(std::memory_order_relaxed);
     if (cell == nullptr) return own ? share_of(shape, id, bucket, period.start) : 0;
-    if (!cell->placed) {
-      cell->placed = true;
-      cell->share = share_of(shape, id, bucket, period.start);
-    }
+    cell->share = share_of(shape, id, bucket, period.start);
     crdt::Int128 left = cell->left(own);
     return left <= 0
                ? 0

@@ -102,7 +102,13 @@ class Clocks {
   explicit Clocks(const Rule& rule) : rule_(rule) {
     std::vector<crdt::Shareholder> holders;
     auto n = *between<std::size_t>(2, 4).as("nodes");
-    for (std::size_t i = 0; i < n; ++i) holders.push_back({{"r" + std::to_string(i), "n"}, {{}}});
+    changes_ = *chance(40);
+    for (std::size_t i = 0; i < n; ++i) {
+      holders.push_back({{"r" + std::to_string(i), "n"}, {{}}});
+      if (!changes_) continue;
+      auto from = kStart + *between<Nanos>(0, 8000) * kMillisecond;
+      holders.back().weights.push_back({from, *between<std::uint32_t>(0, 4)});
+    }
     auto shares = std::make_shared<const crdt::ShareTable>(holders);
     for (std::size_t i = 0; i < n; ++i) {
       LimiterOptions options;
@@ -116,6 +122,7 @@ class Clocks {
   }
 
   std::size_t size() const { return nodes_.size(); }
+  bool changes() const { return changes_; }
   void advance(Nanos time) { real_ += time; }
   bool differ() const {
     return std::any_of(nodes_.begin(), nodes_.end(),
@@ -189,6 +196,7 @@ class Clocks {
   Nanos time(std::size_t i) const { return kStart + real_ + nodes_[i].error; }
 
   Rule rule_;
+  bool changes_ = false;
   Nanos real_ = 0;
   std::vector<Node> nodes_;
   std::vector<Asked> requests_;
@@ -197,11 +205,13 @@ class Clocks {
 };
 
 LAW(23, "a bucket is not overdrawn where clocks differ, and rows and requests come late and again",
-    "clocks that differ", "lent", "admitted", "more than its share at once") {
+    "clocks that differ", "lent", "admitted", "more than its share at once",
+    "weights that change") {
   Rule rule = bucket_rule(*between<std::uint64_t>(1, 40).as("limit"), kSecond,
                           *between<std::uint64_t>(1, 20).as("burst"));
   Clocks clocks(rule);
   reached("clocks that differ", clocks.differ());
+  reached("weights that change", clocks.changes());
   std::size_t hungry = 0;
   std::uint64_t at_once = 0;
   for (int step = *between<int>(0, 250).as("steps"); step > 0; --step) {
