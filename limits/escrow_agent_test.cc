@@ -350,6 +350,120 @@ TEST(Escrow, AHoldIsARightThatIsTaken) {
   EXPECT_EQ(ask(*node.limiter, 0).statuses[0].remaining, 3u);
 }
 
+/// 10 units a second, at most 8 of them at once.
+Rule bucket_rule() {
+  Rule rule = escrow_rule(10);
+  rule.window = kSecond;
+  rule.algorithm = Algorithm::token_bucket;
+  rule.burst = 8;
+  return rule;
+}
+
+TEST(EscrowBucket, AloneALimiterHasAllOfItAtOnce) {
+  Limiter limiter(rule_set(bucket_rule()), {});
+  EXPECT_EQ(ask(limiter, 5).statuses[0].remaining, 3u);
+  Decision denied = ask(limiter, 4);
+  EXPECT_FALSE(denied.allowed);
+  EXPECT_FALSE(denied.statuses[0].elsewhere);
+  EXPECT_EQ(denied.statuses[0].retry_after, 100 * kMillisecond);
+  EXPECT_EQ(denied.statuses[0].reset, 500 * kMillisecond);
+  EXPECT_TRUE(ask(limiter, 4, kNow + 100 * kMillisecond).allowed);
+  EXPECT_EQ(ask(limiter, 9).statuses[0].retry_after, kNever);
+  EXPECT_EQ(limiter.sweep(kNow + kMinute), 1u);
+}
+
+TEST(EscrowBucket, ALifeBeginsWithAnEmptyOneOnceAPeerKnowsOfIt) {
+  Node node(10);
+  node.start(rule_set(bucket_rule()), 0);
+  node.commit();
+  EXPECT_FALSE(ask(*node.limiter, 1, node.now).allowed);
+  EXPECT_TRUE(ask(*node.limiter, 1, node.now).statuses[0].elsewhere);
+  // Whatever time goes by.
+  node.now += kMinute;
+  EXPECT_FALSE(ask(*node.limiter, 1, node.now).allowed);
+  node.witnessed();
+  ASSERT_TRUE(node.agent->standing().open);
+  EXPECT_FALSE(ask(*node.limiter, 1, node.now).allowed);
+  // Half of the burst is its own, and comes with half of the rate.
+  EXPECT_EQ(ask(*node.limiter, 0, node.now + 5 * kSecond).statuses[0].remaining, 4u);
+  Decision taken = ask(*node.limiter, 4, node.now + 5 * kSecond);
+  EXPECT_TRUE(taken.allowed);
+  EXPECT_FALSE(taken.wants_commit);
+  EXPECT_EQ(ask(*node.limiter, 1, node.now + 5 * kSecond).statuses[0].retry_after,
+            200 * kMillisecond);
+}
+
+TEST(EscrowBucket, APartThatIsLentIsFullOnceItsPeriodBegins) {
+  Node node(10);
+  node.start(rule_set(bucket_rule()), 0);
+  node.witnessed();
+  crdt::Cell lives{crdt::register_cell(kPeer, node.now), {}, {}};
+  lives.raise({node.peer_life, crdt::kHorizonRow}, 1);
+  lives.raise({node.peer_life, crdt::kFirstRow}, 1);
+  node.hear(crdt::Repair{{{lives}, {{node.peer_life, kPeer}}}, {}});
+  node.now += kMinute;
+  EXPECT_TRUE(ask(*node.limiter, 4, node.now).allowed);
+  EXPECT_FALSE(ask(*node.limiter, 4, node.now).allowed);
+  std::vector<crdt::RightsRequest> requests;
+  for (int i = 0; i < 100 && requests.empty(); ++i) {
+    node.now += 10 * kMillisecond;
+    node.pump();
+    requests = node.of_kind<crdt::RightsRequest>();
+  }
+  ASSERT_FALSE(requests.empty());
+  const crdt::Epoch& period = requests[0].cell.epoch;
+  EXPECT_LE(period.start - node.now, kSecond / 2);
+  EXPECT_EQ(requests[0].wanted, 4u);
+  crdt::Cell rows{requests[0].cell, {}, {}};
+  rows.raise({node.peer_life, crdt::transfer_row(node.life)}, 4);
+  rows.raise({node.peer_life, crdt::fill_row(node.life)}, 3);
+  std::uint64_t before = ask(*node.limiter, 0, period.start - 1).statuses[0].remaining;
+  node.hear(crdt::Push{node.peer_life, 0, 1, true, {{rows}, {{node.peer_life, kPeer}}}});
+  EXPECT_EQ(ask(*node.limiter, 0, period.start - 1).statuses[0].remaining, before);
+  std::uint64_t after = ask(*node.limiter, 0, period.start).statuses[0].remaining;
+  EXPECT_GE(after, before + 3);
+  EXPECT_LE(after, before + 4);
+  // Then it is the peer's again, and what is above the own part is lost.
+  EXPECT_EQ(ask(*node.limiter, 0, period.expiry).statuses[0].remaining, 4u);
+}
+
+TEST(EscrowBucket, AFailedDiskEndsSpending) {
+  Node node(10);
+  node.start(rule_set(bucket_rule()), 0);
+  node.witnessed();
+  node.now += kMinute;
+  EXPECT_TRUE(ask(*node.limiter, 1, node.now).allowed);
+  node.replica->reincarnate({1, 2}, true);
+  node.limiter->rebase({1, 2}, [](const auto&, const auto&) { return std::uint64_t{0}; });
+  node.agent->begin_anew(true, node.now);
+  Decision decision = ask(*node.limiter, 1, node.now + kHour);
+  EXPECT_FALSE(decision.allowed);
+  EXPECT_TRUE(decision.statuses[0].degraded);
+}
+
+TEST(EscrowBucket, AChangedRateHoldsAtOnceAndWhatIsThereStays) {
+  Node node(10);
+  node.start(rule_set(bucket_rule()), 0);
+  node.witnessed();
+  node.now += kMinute;
+  EXPECT_TRUE(ask(*node.limiter, 3, node.now).allowed);
+  Rule rule = bucket_rule();
+  rule.limit = 40;
+  rule.burst = 16;
+  node.limiter->reload(rule_set(rule));
+  EXPECT_EQ(ask(*node.limiter, 0, node.now).statuses[0].remaining, 1u);
+  EXPECT_EQ(ask(*node.limiter, 0, node.now + 50 * kMillisecond).statuses[0].remaining, 2u);
+  EXPECT_EQ(ask(*node.limiter, 0, node.now + kSecond).statuses[0].remaining, 8u);
+  rule.burst = 4;
+  node.limiter->reload(rule_set(rule));
+  EXPECT_EQ(ask(*node.limiter, 0, node.now + kSecond).statuses[0].remaining, 2u);
+  rule.limit = 0;
+  node.limiter->reload(rule_set(rule));
+  Decision none = ask(*node.limiter, 1, node.now + kSecond);
+  EXPECT_FALSE(none.allowed);
+  EXPECT_EQ(none.statuses[0].retry_after, kNever);
+}
+
 TEST(Reserve, AMergedRuleWaitsOnlyForItsFirstUse) {
   Rule rule = escrow_rule(1000);
   rule.enforcement = Enforcement::merged;
