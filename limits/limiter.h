@@ -191,11 +191,13 @@ class Limiter {
   bool absorb_rows(const crdt::CellId& cell, const EscrowOthers& others);
   /// Transfers rights of `cell`, a window of the rule RightsNeed::rule, to the life `to`, so that
   /// they are `wanted` in all or as much as is left here beyond what this node itself is about to
-  /// need. It will be drained. False if nothing can be given.
+  /// need. It will be drained. False if nothing can be given, as of a bucket's period that has
+  /// begun.
   bool give_rights(const crdt::SeriesId& rule, const crdt::CellId& cell,
                    const crdt::Incarnation& to, std::uint64_t wanted, Nanos now);
   /// The rights to ask for at `now`: what requests lack, and from `lead` before a window's end on
-  /// what the next one will lack if it takes as much as this one.
+  /// what the next one will lack if it takes as much as this one. Of a bucket these are periods
+  /// that have not begun, half a period ahead at most.
   void rights_needed(Nanos now, Nanos lead, std::vector<RightsNeed>& out);
 
  private:

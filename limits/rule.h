@@ -105,11 +105,12 @@ struct Rule {
   std::uint32_t max_debt = 1;
   /// `spread` shifts each series' window boundaries by its hash.
   Phase phase = Phase::aligned;
-  /// `escrow`: what all members together admit in a window never exceeds the limit. docs/escrow.md
+  /// `escrow`: what all members together admit in a window never exceeds the limit; of a bucket,
+  /// over any interval, what burst and rate allow. docs/escrow.md
   Enforcement enforcement = Enforcement::merged;
   /// `reserve`: what is durable is ahead of what is used, so that only a key's first use waits for
-  /// the disk. Escrow rules with `async` stand for `reserve`, home rules are always
-  /// `commit`: a RuleSet holds that.
+  /// the disk. Escrow rules of windows with `async` stand for `reserve`, those of buckets are
+  /// always `async`, home rules always `commit`: a RuleSet holds that.
   Durability durability = Durability::async;
   OnFailure on_failure = OnFailure::open;  ///< of escrow rules `closed`: a RuleSet holds that
   bool shadow = false;                     ///< evaluated, counted and reported, but never denies
