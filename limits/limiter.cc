@@ -2106,15 +2106,20 @@ struct Limiter::Impl {
     return bucket;
   }
 
-  /// Made if need be, and brought to `now`.
-  EscrowBucket& escrow_bucket(const Plan& plan, const SeriesId& id, Series& series,
-                              Nanos now) const {
+  EscrowBucket& made_escrow_bucket(const Plan& plan, const SeriesId& id, Series& series,
+                                   Nanos now) const {
     if (series.escrow_bucket == nullptr) {
       series.escrow_bucket =
           std::make_unique<EscrowBucket>(unused_bucket(plan.escrow_bucket, id, now));
     }
-    advance(plan.escrow_bucket, id, &series, *series.escrow_bucket, now);
     return *series.escrow_bucket;
+  }
+  /// Made if need be, and brought to `now`.
+  EscrowBucket& escrow_bucket(const Plan& plan, const SeriesId& id, Series& series,
+                              Nanos now) const {
+    EscrowBucket& bucket = made_escrow_bucket(plan, id, series, now);
+    advance(plan.escrow_bucket, id, &series, bucket, now);
+    return bucket;
   }
 
   Verdict evaluate_escrow_bucket(const Plan& plan, const Item& item, Series* series,
@@ -2125,9 +2130,10 @@ struct Limiter::Impl {
     if (series == nullptr) {
       unused = unused_bucket(shape, item.id, now);
     } else {
-      // Others lent to it before it was ever used here.
-      if (series->escrow_bucket == nullptr) table.set_rule(*item.entry, plan.number);
-      bucket = &escrow_bucket(plan, item.id, *series, now);
+      // From now on a sweep fills it by these numbers, too. (Or others lent to it before it was
+      // ever used here.)
+      if (table.rule(*item.entry) != plan.number) table.set_rule(*item.entry, plan.number);
+      bucket = &made_escrow_bucket(plan, item.id, *series, now);
     }
     std::uint64_t part = advance(shape, item.id, series, *bucket, now);
     Verdict verdict = bucket->evaluate(shape, part, cost);
