@@ -345,10 +345,21 @@ LAW(24, "what nodes say is left in a bucket there, is left in it; demand moves b
 }
 
 LAW(17, "a member that is alone has the exact bucket, reservations included", "a denied cost",
-    "a leaky bucket", "held", "settled for more than was reserved", "owes a burst") {
+    "a leaky bucket", "held", "settled for more than was reserved", "owes a burst",
+    "numbers as large as they may be") {
   Rule split = bucket_rule(*between<std::uint64_t>(1, 50).as("limit"),
                            *between<Nanos>(1, 2000).as("window") * kMillisecond,
                            *between<std::uint64_t>(1, 20).as("burst"));
+  if (*chance(30)) {
+    // As many units a nanosecond as there may be, or a burst that takes a year.
+    bool fast = *chance(50);
+    split.burst = std::uint64_t{1} << (fast ? 52 : 34);
+    split.limit = fast ? ~std::uint64_t{0} : split.burst;
+    split.window = fast ? kMillisecond : 360 * kDay;
+    RC_ASSERT(escrow_bucket_shape(split).fits());
+    reached("numbers as large as they may be");
+  }
+  std::uint64_t grain = split.burst > 1000 ? split.burst / 8 : 1;
   if (*chance(30)) split.algorithm = Algorithm::leaky_bucket;
   Rule exact = split;
   exact.enforcement = Enforcement::merged;
@@ -372,7 +383,7 @@ LAW(17, "a member that is alone has the exact bucket, reservations included", "a
   reached("a leaky bucket", split.algorithm == Algorithm::leaky_bucket);
   for (int step = *between<int>(0, 60).as("steps"); step > 0; --step) {
     now += *one_of<Nanos>({0, 1, kMillisecond, 30 * kMillisecond, 400 * kMillisecond});
-    Request request{"api", entries, *between<std::uint64_t>(0, 6)};
+    Request request{"api", entries, *between<std::uint64_t>(0, 6) * grain};
     int what = *choice(10);
     if (what < 6) {
       same(one.check(request, now), other.check(request, now));
@@ -386,7 +397,7 @@ LAW(17, "a member that is alone has the exact bucket, reservations included", "a
       if (x) tickets.emplace_back(x, y);
       reached("held", static_cast<bool>(x));
     } else if (what < 9 && !tickets.empty()) {
-      auto actual = *between<std::uint64_t>(0, 60);
+      auto actual = *between<std::uint64_t>(0, 60) * grain;
       Settled a = one.settle(tickets.back().first, actual, now);
       Settled b = other.settle(tickets.back().second, actual, now);
       RC_ASSERT(a.known && b.known && !a.lapsed && !b.lapsed);
