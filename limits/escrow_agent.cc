@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 
 namespace weir {
@@ -245,13 +246,14 @@ bool EscrowAgent::changed(const crdt::CellId& id) {
   if (cell == nullptr || !crdt::is_escrow(*cell)) return false;
   if (taking_over_ && replica_.counters().elder_rows != elder_rows_) tainted_ = true;
   if (!enabled_ || crdt::is_register(id)) return true;
-  absorb(*cell);
+  counters_.units_received += absorb(*cell);
   publish();
   return true;
 }
 
-/// Everything but the rows of the life that runs: these the limiter knows best.
-bool EscrowAgent::absorb(const crdt::Cell& cell) {
+/// Everything but the rows of the life that runs: these the limiter knows best. Returns the units
+/// of rights that came.
+std::uint64_t EscrowAgent::absorb(const crdt::Cell& cell) {
   crdt::Cell rest;
   rest.id = cell.id;
   Uint128 used = 0;
@@ -265,13 +267,13 @@ bool EscrowAgent::absorb(const crdt::Cell& cell) {
     return is_life_of(life, self());
   });
   others.used_by_peers = saturated(used);
-  bool absorbed = limiter_.absorb_rows(cell.id, others);
+  std::optional<std::uint64_t> absorbed = limiter_.absorb_rows(cell.id, others);
   if (absorbed) {
     unabsorbed_.erase(cell.id);
   } else {
     unabsorbed_.insert(cell.id);
   }
-  return absorbed;
+  return absorbed.value_or(0);
 }
 
 void EscrowAgent::refresh() {
@@ -285,9 +287,12 @@ void EscrowAgent::on(crdt::PeerIndex index, const crdt::Incarnation& from,
   // Only to the life that this node itself talks to: a late request of one that is gone would
   // transfer rights to nobody.
   bool current = replica_.peers()[index].incarnation == from;
-  bool served = current && !standing_.stopped && crdt::valid_epoch(message.cell.epoch) &&
-                limiter_.give_rights(message.rule, message.cell, from, message.wanted, now);
-  ++(served ? counters_.requests_served : counters_.requests_refused);
+  std::uint64_t given = 0;
+  if (current && !standing_.stopped && crdt::valid_epoch(message.cell.epoch)) {
+    given = limiter_.give_rights(message.rule, message.cell, from, message.wanted, now);
+  }
+  ++(given > 0 ? counters_.requests_served : counters_.requests_refused);
+  counters_.units_given = add_saturated(counters_.units_given, given);
 }
 
 void EscrowAgent::ask_for_rights(Nanos now) {
@@ -297,16 +302,13 @@ void EscrowAgent::ask_for_rights(Nanos now) {
   for (const RightsNeed& need : needs_) ask(need, now);
 }
 
-/// The richest first, as far as is known here; the next one each time nothing came of it.
-void EscrowAgent::ask(const RightsNeed& need, Nanos now) {
-  struct Donor {
-    crdt::PeerIndex peer = 0;
-    crdt::Int128 rights = 0;
-    std::uint64_t received = 0;
-  };
-  std::vector<Donor> donors;
+/// The richest first, as far as is known here. With `reserves` also those that have used all, of
+/// which they may keep a little in reserve.
+std::vector<EscrowAgent::Donor> EscrowAgent::donors(const crdt::CellId& id, std::uint64_t limit,
+                                                    bool reserves, Nanos now) const {
+  std::vector<Donor> found;
   crdt::Cell nothing;
-  const crdt::Cell* cell = replica_.find(need.cell);
+  const crdt::Cell* cell = replica_.find(id);
   if (cell == nullptr) cell = &nothing;
   std::vector<crdt::PeerStatus> status = replica_.peers();
   for (crdt::PeerIndex i = 0; i < status.size(); ++i) {
@@ -316,17 +318,29 @@ void EscrowAgent::ask(const RightsNeed& need, Nanos now) {
     crdt::Succession succession = succession_of(member, life, now);
     crdt::Holding holding = crdt::holding_of(
         *cell, succession, [&](const crdt::Incarnation& each) { return is_life_of(each, member); });
-    std::uint64_t share =
-        options_.shares->share(member, need.cell.series, need.limit, need.cell.epoch.start);
-    crdt::Int128 rights = crdt::rights(holding, succession, need.cell.epoch, share);
-    // One that has used some may keep a little of that in reserve, which it can give as well. It is
-    // asked for a few times.
-    bool may_have = rights > 0 || (holding.used > 0 && need.attempt < kReserveAttempts);
-    if (!may_have) continue;
+    std::uint64_t share = options_.shares->share(member, id.series, limit, id.epoch.start);
+    crdt::Int128 rights = crdt::rights(holding, succession, id.epoch, share);
+    if (rights <= 0 && !(reserves && holding.used > 0)) continue;
     std::uint64_t received = cell->value_of({life, crdt::transfer_row(replica_.incarnation())});
-    donors.push_back({i, rights, received});
+    found.push_back({i, rights, received});
   }
-  if (donors.empty()) return;
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Donor& a, const Donor& b) { return a.rights > b.rights; });
+  return found;
+}
+
+std::vector<crdt::PeerIndex> EscrowAgent::holders(const crdt::CellId& cell, std::uint64_t limit,
+                                                  Nanos now) const {
+  std::vector<crdt::PeerIndex> peers;
+  for (const Donor& donor : donors(cell, limit, !scarce(limit), now)) peers.push_back(donor.peer);
+  return peers;
+}
+
+/// The next one each time nothing came of it. For what is kept in reserve a few times.
+void EscrowAgent::ask(const RightsNeed& need, Nanos now) {
+  const std::vector<Donor> found =
+      donors(need.cell, need.limit, need.attempt < kReserveAttempts, now);
+  if (found.empty()) return;
   auto request = [&](const Donor& donor, std::uint64_t units) {
     std::uint64_t wanted = add_saturated(donor.received, units);
     out_.push_back({donor.peer, crdt::RightsRequest{need.rule, need.cell, wanted}});
@@ -335,18 +349,16 @@ void EscrowAgent::ask(const RightsNeed& need, Nanos now) {
   if (need.ahead) {
     // Nobody has time to be asked after somebody else: of each what it has of all.
     Uint128 all = 0;
-    for (const Donor& donor : donors) all += static_cast<Uint128>(donor.rights);
+    for (const Donor& donor : found) all += static_cast<Uint128>(donor.rights);
     std::uint64_t units = std::min(need.units, saturated(all));
-    for (const Donor& donor : donors) {
+    for (const Donor& donor : found) {
       auto rights = static_cast<Uint128>(donor.rights);
       if (all == 0 || rights == 0) continue;
       request(donor, saturated((units * rights + all - 1) / all));
     }
     return;
   }
-  std::stable_sort(donors.begin(), donors.end(),
-                   [](const Donor& a, const Donor& b) { return a.rights > b.rights; });
-  const Donor& donor = donors[need.attempt % donors.size()];
+  const Donor& donor = found[need.attempt % found.size()];
   std::uint64_t most =
       donor.rights > 0 ? saturated(static_cast<Uint128>(donor.rights)) : need.units;
   request(donor, std::min(need.units, most));
@@ -363,7 +375,7 @@ void EscrowAgent::pump(Nanos now) {
     if (cell == nullptr) {
       unabsorbed_.erase(id);
     } else {
-      absorb(*cell);
+      counters_.units_received += absorb(*cell);
     }
   }
   take_over_if_sure(now);

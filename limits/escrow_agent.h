@@ -26,7 +26,9 @@ struct EscrowAgentCounters {
   std::uint64_t requests_sent = 0;
   std::uint64_t requests_served = 0;
   std::uint64_t requests_refused = 0;  ///< nothing to give, or no such rule
-  std::uint64_t versions_differ = 0;   ///< claims of a peer that knows other shares
+  std::uint64_t units_given = 0;
+  std::uint64_t units_received = 0;   ///< told by peers since the start
+  std::uint64_t versions_differ = 0;  ///< claims of a peer that knows other shares
 };
 
 /// Of what a replica holds of a member's lives but one: rows of windows that are not over at `at`.
@@ -73,6 +75,12 @@ class EscrowAgent {
   void pump(Nanos now);
   std::vector<crdt::Envelope> take();
 
+  /// Peers that may have rights of a window, the richest first, as far as is known here.
+  std::vector<crdt::PeerIndex> holders(const crdt::CellId& cell, std::uint64_t limit,
+                                       Nanos now) const;
+  /// is_scarce() of the limiter's shares.
+  bool scarce(std::uint64_t limit) const { return is_scarce(limit, *options_.shares); }
+
   const EscrowStanding& standing() const { return standing_; }
   /// All that the predecessor had, or every share, is this life's.
   bool whole() const { return taken_over_; }
@@ -92,7 +100,7 @@ class EscrowAgent {
   void write_row(std::uint64_t row, std::uint64_t value, Nanos now);
   void update_succession();
   void refresh();
-  bool absorb(const crdt::Cell& cell);
+  std::uint64_t absorb(const crdt::Cell& cell);
   void publish();
   void came(Nanos now) { now_ = std::max(now_, now); }
   void claim(Nanos now);
@@ -100,6 +108,13 @@ class EscrowAgent {
   void take_over_if_sure(Nanos now);
   void ask_for_rights(Nanos now);
   void ask(const RightsNeed& need, Nanos now);
+  struct Donor {
+    crdt::PeerIndex peer = 0;
+    crdt::Int128 rights = 0;
+    std::uint64_t received = 0;  // from it
+  };
+  std::vector<Donor> donors(const crdt::CellId& id, std::uint64_t limit, bool reserves,
+                            Nanos now) const;
   bool is_life_of(const crdt::Incarnation& life, const crdt::Member& member) const;
   crdt::Succession succession_of(const crdt::Member& member, const crdt::Incarnation& life,
                                  Nanos now) const;

@@ -239,13 +239,13 @@ TEST(Escrow, GivesWhatItHasAndNoMore) {
 }
 
 TEST(Escrow, ALifeOnTheSameDiskTakesOver) {
-  Node node(10);
+  Node node(20);
   node.witnessed();
-  EXPECT_TRUE(ask(*node.limiter, 3).allowed);
+  EXPECT_TRUE(ask(*node.limiter, 8).allowed);
   node.pump();
   node.commit();
   node.life = {1, 2};
-  node.start(rule_set(escrow_rule(10)), 0);
+  node.start(rule_set(escrow_rule(20)), 0);
   node.commit();
   EXPECT_EQ(ask(*node.limiter, 0).statuses[0].remaining, 0u);
   // The peer has not heard all of the first life yet; then it has, and this one has its rest.
@@ -253,8 +253,20 @@ TEST(Escrow, ALifeOnTheSameDiskTakesOver) {
   EXPECT_FALSE(node.agent->standing().open);
   node.witnessed(digest_of_lives(*node.replica, kSelf, node.life, node.now));
   EXPECT_TRUE(node.agent->whole());
-  // Three are used, and one was kept in reserve: that counts as used after a crash.
+  // Eight are used, and one was kept in reserve: that counts as used after a crash.
   EXPECT_EQ(ask(*node.limiter, 0).statuses[0].remaining, 1u);
+}
+
+TEST(Escrow, OfAScarceLimitNothingIsKeptInReserve) {
+  Node node(10);
+  node.witnessed();
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(ask(*node.limiter, 1).wants_commit);
+    node.pump();
+    node.commit();
+  }
+  const crdt::CellId cell = node.disk.cells.back().id;
+  EXPECT_EQ(node.replica->find(cell)->value_of({node.life, crdt::kUsedRow}), 3u);
 }
 
 TEST(Escrow, ALifeThatHearsOfMoreThanItsDiskHeldTakesNothing) {

@@ -67,13 +67,15 @@ std::uint64_t EscrowCell::lacking(Nanos now, bool takes_share) const {
   return clamped(2 * static_cast<crdt::Int128>(next) - here);
 }
 
-bool EscrowCell::give(const crdt::Incarnation& from, const crdt::Incarnation& to,
-                      std::uint64_t wanted, std::uint64_t kept, bool takes_share) {
+std::uint64_t EscrowCell::give(const crdt::Incarnation& from, const crdt::Incarnation& to,
+                               std::uint64_t wanted, std::uint64_t kept, bool takes_share) {
   std::uint64_t row = crdt::transfer_row(to);
-  auto raised = crdt::raised_transfer(from, to, given_in(row), wanted,
+  std::uint64_t before = given_in(row);
+  auto raised = crdt::raised_transfer(from, to, before, wanted,
                                       left(takes_share) - static_cast<crdt::Int128>(kept));
-  if (raised) raise(row, *raised);
-  return raised.has_value();
+  if (!raised) return 0;
+  raise(row, *raised);
+  return *raised - before;
 }
 
 std::uint64_t EscrowCell::given_in(std::uint64_t row) const {

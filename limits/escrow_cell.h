@@ -20,6 +20,13 @@ struct EscrowStanding {
   bool takes_share(const crdt::Epoch& epoch) const { return open && epoch.start > horizon; }
 };
 
+/// A limit of which each member has a few units at most. Of such a one nothing is kept in reserve,
+/// and who has no rights left may ask others to decide (node/home.h).
+inline bool is_scarce(std::uint64_t limit, const crdt::ShareTable& shares) {
+  constexpr std::uint64_t kFew = 8;
+  return shares.holders().size() > 1 && limit < kFew * shares.holders().size();
+}
+
 /// What other lives wrote of a window, as one member sees it.
 struct EscrowOthers {
   crdt::Holding holding;            ///< without the rows of the life that runs
@@ -55,7 +62,7 @@ struct EscrowCell {
   crdt::Epoch epoch;
   bool placed = false;        ///< share, block and slice are known
   std::uint64_t share = 0;    ///< of the limit, by the weights in force when the window began
-  std::uint64_t block = 0;    ///< kept ahead of what is spent; 0: durability commit
+  std::uint64_t block = 0;    ///< kept ahead of what is spent; 0: durability commit, or scarce
   Nanos slice = kSecond;      ///< of demand
   std::uint64_t spent = 0;    ///< by the life that runs
   std::uint64_t held = 0;     ///< by open tickets
@@ -82,9 +89,9 @@ struct EscrowCell {
   /// Units that should be asked for, so that the next requests find them; 0: enough is here.
   std::uint64_t lacking(Nanos now, bool takes_share) const;
   /// Raises the transfer row of `to` to at least `wanted`, keeping `kept` of what is left back.
-  /// False if that raises nothing.
-  bool give(const crdt::Incarnation& from, const crdt::Incarnation& to, std::uint64_t wanted,
-            std::uint64_t kept, bool takes_share);
+  /// By how much; 0: nothing can be given.
+  std::uint64_t give(const crdt::Incarnation& from, const crdt::Incarnation& to,
+                     std::uint64_t wanted, std::uint64_t kept, bool takes_share);
   /// Buckets: how many of the rights of `to` are full.
   std::uint64_t filled_for(const crdt::Incarnation& to) const;
   /// Raises that by as much as there are rights for, at most by `units`. Returns by how much.

@@ -67,6 +67,7 @@ struct alignas(32) AtomicCounters {
   std::atomic<std::uint64_t> allowed{0};
   std::atomic<std::uint64_t> denied{0};
   std::atomic<std::uint64_t> degraded{0};
+  std::atomic<std::uint64_t> elsewhere{0};
 };
 
 struct alignas(64) Stripe {
@@ -156,6 +157,7 @@ struct Program {
       sum.allowed += stripe[rule].allowed.load(std::memory_order_relaxed);
       sum.denied += stripe[rule].denied.load(std::memory_order_relaxed);
       sum.degraded += stripe[rule].degraded.load(std::memory_order_relaxed);
+      sum.elsewhere += stripe[rule].elsewhere.load(std::memory_order_relaxed);
     }
     return sum;
   }
@@ -174,6 +176,7 @@ struct Item {
   bool no_room = false;  // none could be made
   bool brisk = false;    // evaluated by its small bucket: `debt` is what it owes
   bool waits = false;    // what it consumed is ahead of what is durable
+  bool noted = false;    // Request::demand_noted
   SeriesEntry* entry = nullptr;
   SeriesEntry* first = nullptr;  // where it is looked for first
   Lane* lane = nullptr;          // where this thread has one, if it has
@@ -479,6 +482,7 @@ struct Limiter::Impl {
         sum.allowed += more.allowed;
         sum.denied += more.denied;
         sum.degraded += more.degraded;
+        sum.elsewhere += more.elsewhere;
       }
     });
   }
@@ -513,6 +517,7 @@ struct Limiter::Impl {
       sum.allowed += more.allowed;
       sum.denied += more.denied;
       sum.degraded += more.degraded;
+      sum.elsewhere += more.elsewhere;
     });
     return sum;
   }
@@ -911,6 +916,7 @@ struct Limiter::Impl {
     item.id = id;
     item.cost = mul_saturated(plan.plain_cost ? plan.default_cost : plan.rule->cost_of(request),
                               request.hits);
+    item.noted = request.demand_noted;
     if (plan.bucket_cell || plan.log) return;
     find_window(plan, item, now);
   }
@@ -1023,6 +1029,7 @@ struct Limiter::Impl {
     AtomicCounters& counter = work.program->counters[work.stripe][status.rule];
     add_one(status.allowed ? counter.allowed : counter.denied, work.alone());
     if (status.degraded) add_one(counter.degraded, work.alone());
+    if (status.elsewhere) add_one(counter.elsewhere, work.alone());
   }
 
   /// What the general way says where one rule matches, and its series is known and small. The lock
@@ -1791,7 +1798,8 @@ struct Limiter::Impl {
     cell.share = options.shares == nullptr
                      ? plan.limit
                      : options.shares->share(options.self, id, plan.limit, cell.epoch.start);
-    cell.block = plan.reserve;
+    bool scarce = options.shares != nullptr && is_scarce(plan.limit, *options.shares);
+    cell.block = scarce ? 0 : plan.reserve;
     cell.slice = std::clamp<Nanos>((cell.epoch.expiry - cell.epoch.start) / 16, 1, kSlice);
     return cell;
   }
@@ -1860,7 +1868,7 @@ struct Limiter::Impl {
   /// What was asked for, whatever became of it; and if it leaves too little here, or was too much,
   /// a need for more.
   void note_demand(const Plan& plan, const Item& item, const RuleStatus& status, Nanos now) {
-    if (item.cost == 0 || options.shares == nullptr) return;
+    if (item.cost == 0 || item.noted || options.shares == nullptr) return;
     bool known = item.entry != nullptr && item.entry->form() == Form::general;
     if (plan.bucket_cell) {
       if (known && item.entry->series->escrow_bucket != nullptr) {
@@ -1946,17 +1954,17 @@ struct Limiter::Impl {
     });
   }
 
-  bool give_rights(const SeriesId& name, const CellId& id, const crdt::Incarnation& to,
-                   std::uint64_t wanted, Nanos now) {
+  std::uint64_t give_rights(const SeriesId& name, const CellId& id, const crdt::Incarnation& to,
+                            std::uint64_t wanted, Nanos now) {
     Programs::Use program = use(local());
     auto rule = program->escrow.find(name);
-    if (rule == program->escrow.end() || stopped || id.epoch.expiry <= now) return false;
+    if (rule == program->escrow.end() || stopped || id.epoch.expiry <= now) return 0;
     const Plan& plan = program->plans[rule->second];
     if (plan.bucket_cell) return lend_rights(plan, id, to, wanted, now);
     // A window that this rule has, and no other.
     WindowShape shape = window_shape(*plan.rule, id.series);
-    if (shape.epoch(shape.index(id.epoch.start)) != id.epoch) return false;
-    bool gave = false;
+    if (shape.epoch(shape.index(id.epoch.start)) != id.epoch) return 0;
+    std::uint64_t gave = 0;
     with_entry(id.series, true, [&](SeriesEntry& entry) {
       Series& series = general(entry, id.series);
       table.set_rule(entry, plan.number);
@@ -1969,26 +1977,29 @@ struct Limiter::Impl {
         }
       }
       gave = cell.give(options.incarnation, to, wanted, kept, takes_share(id.epoch));
-      if (!gave) return;
+      if (gave == 0) return;
       entry.set(SeriesEntry::kUrgent);
       list(entry);
     });
     return gave;
   }
 
-  bool absorb_rows(const CellId& id, const EscrowOthers& others) {
+  std::optional<std::uint64_t> absorb_rows(const CellId& id, const EscrowOthers& others) {
     // Where others only used their own, nothing changes here.
     bool make = others.holding != crdt::Holding{};
-    bool more = false;
+    std::uint64_t more = 0;
     bool found = with_entry(id.series, make, [&](SeriesEntry& entry) {
       Series& series = general(entry, id.series);
       EscrowCell* cell = make ? &series.escrow_cell(id.epoch) : series.find_escrow(id.epoch);
       if (cell == nullptr) return;
-      more = others.holding.received > cell->others.holding.received;
+      if (others.holding.received > cell->others.holding.received) {
+        more = static_cast<std::uint64_t>(others.holding.received - cell->others.holding.received);
+      }
       cell->others = others;
     });
-    if (more) needs.satisfied(id);
-    return found || !make;
+    if (more > 0) needs.satisfied(id);
+    if (!found && make) return std::nullopt;
+    return more;
   }
 
   // Buckets of escrow rules: see escrow_bucket.h.
@@ -2196,13 +2207,13 @@ struct Limiter::Impl {
     });
   }
 
-  bool lend_rights(const Plan& plan, const CellId& id, const crdt::Incarnation& to,
-                   std::uint64_t wanted, Nanos now) {
+  std::uint64_t lend_rights(const Plan& plan, const CellId& id, const crdt::Incarnation& to,
+                            std::uint64_t wanted, Nanos now) {
     const EscrowBucketShape& shape = plan.escrow_bucket;
     if (period_at(id.series, id.epoch.start) != id.epoch || id.epoch.start > now + kLentAhead) {
-      return false;
+      return 0;
     }
-    bool gave = false;
+    std::uint64_t gave = 0;
     with_entry(id.series, true, [&](SeriesEntry& entry) {
       Series& series = general(entry, id.series);
       table.set_rule(entry, plan.number);
@@ -2213,7 +2224,7 @@ struct Limiter::Impl {
       part_of(shape, id.series, bucket, &cell, id.epoch);
       bool own = takes_share(id.epoch);
       gave = cell.give(options.incarnation, to, wanted, bucket.kept(shape, now), own);
-      if (!gave) return;
+      if (gave == 0) return;
       // Only for the next period: what is on its way must be room of the part of now, and in the
       // next one that may be lent to somebody else.
       if (id.epoch.start == period_after(id.series, bucket.at).start) {
@@ -2457,12 +2468,13 @@ void Limiter::set_standing(const EscrowStanding& standing) {
   impl_->since = standing.since;
 }
 
-bool Limiter::absorb_rows(const crdt::CellId& cell, const EscrowOthers& others) {
+std::optional<std::uint64_t> Limiter::absorb_rows(const crdt::CellId& cell,
+                                                  const EscrowOthers& others) {
   return impl_->absorb_rows(cell, others);
 }
 
-bool Limiter::give_rights(const crdt::SeriesId& rule, const crdt::CellId& cell,
-                          const crdt::Incarnation& to, std::uint64_t wanted, Nanos now) {
+std::uint64_t Limiter::give_rights(const crdt::SeriesId& rule, const crdt::CellId& cell,
+                                   const crdt::Incarnation& to, std::uint64_t wanted, Nanos now) {
   return impl_->give_rights(rule, cell, to, wanted, now);
 }
 

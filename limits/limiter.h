@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -54,6 +55,8 @@ struct RuleCounters {
   std::uint64_t allowed = 0;   ///< requests to which this rule had no objection
   std::uint64_t denied = 0;    ///< requests it denied (for a shadow rule: would have)
   std::uint64_t degraded = 0;  ///< requests that on_failure answered
+  /// Of the denied: escrow, there were no rights here, but perhaps at other members.
+  std::uint64_t elsewhere = 0;
 };
 
 /// What absorb() learnt.
@@ -187,14 +190,15 @@ class Limiter {
   // Escrow rules, for EscrowAgent.
 
   void set_standing(const EscrowStanding& standing);
-  /// What others wrote of a window; replaces what was told before. False if there is no memory.
-  bool absorb_rows(const crdt::CellId& cell, const EscrowOthers& others);
+  /// What others wrote of a window; replaces what was told before. The units of rights that came
+  /// with it; nothing if there is no memory.
+  std::optional<std::uint64_t> absorb_rows(const crdt::CellId& cell, const EscrowOthers& others);
   /// Transfers rights of `cell`, a window of the rule RightsNeed::rule, to the life `to`, so that
   /// they are `wanted` in all or as much as is left here beyond what this node itself is about to
-  /// need. It will be drained. False if nothing can be given, as of a bucket's period that has
-  /// begun.
-  bool give_rights(const crdt::SeriesId& rule, const crdt::CellId& cell,
-                   const crdt::Incarnation& to, std::uint64_t wanted, Nanos now);
+  /// need. It will be drained. Returns how many; 0 if nothing can be given, as of a bucket's period
+  /// that has begun.
+  std::uint64_t give_rights(const crdt::SeriesId& rule, const crdt::CellId& cell,
+                            const crdt::Incarnation& to, std::uint64_t wanted, Nanos now);
   /// The rights to ask for at `now`: what requests lack, and from `lead` before a window's end on
   /// what the next one will lack if it takes as much as this one. Of a bucket these are periods
   /// that have not begun, half a period ahead at most.

@@ -31,6 +31,9 @@ struct Request {
   /// If not empty: of the rules that match only those of these names apply. For one request that is
   /// decided in several places.
   std::span<const std::string_view> only = {};
+  /// Escrow: what it asks for was noted before, perhaps by another member. It is no sign of demand
+  /// here.
+  bool demand_noted = false;
 
   /// The value of `key`, or nullptr.
   const std::string_view* find(std::string_view key) const {

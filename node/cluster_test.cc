@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -48,6 +49,12 @@ rules:
     match: {mode: rights}
     key: [key]
     limit: 90
+    window: 365d
+    enforcement: escrow
+  - name: few
+    match: {mode: few}
+    key: [key]
+    limit: 3
     window: 365d
     enforcement: escrow
   - name: home
@@ -399,6 +406,65 @@ TEST_F(ClusterTest, RightsReachDemandAndNeverMoreThanThereAre) {
   }
   EXPECT_LE(spent, 90u);
   EXPECT_FALSE(spend(1).allowed);
+}
+
+TEST_F(ClusterTest, ALimitBelowTheNumberOfNodesIsUsedUpFromOneOfThem) {
+  Cluster cluster(options({"eu", "us", "ap", "sa", "af"}));
+  cluster.start_all();
+  auto escrow = [&](std::size_t node) {
+    return nlohmann::json::parse(cluster.status(node)).at("escrow");
+  };
+  for (std::size_t node = 0; node < cluster.size(); ++node) {
+    for (int i = 0; i < 1200 && !escrow(node).at("whole").get<bool>(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    ASSERT_TRUE(escrow(node).at("whole").get<bool>()) << node;
+  }
+  rpc::Client eu(client_options(cluster.client_address(0)));
+  // One after the other, and without a second try: the first three of each key pass.
+  constexpr int kKeys = 20;
+  std::vector<double> took;
+  for (int k = 0; k < kKeys; ++k) {
+    std::string key = "k" + std::to_string(k);
+    for (int i = 0; i < 6; ++i) {
+      rpc::CheckItem asked = item("few", key, 1);
+      asked.id = fmt::format("{}-{}", key, i);
+      auto began = std::chrono::steady_clock::now();
+      rpc::CheckReply reply = eu.check(asked);
+      std::chrono::duration<double, std::milli> lasted = std::chrono::steady_clock::now() - began;
+      EXPECT_EQ(reply.error, "");
+      EXPECT_EQ(reply.allowed, i < 3) << key << " " << i;
+      if (i >= 3) continue;
+      took.push_back(lasted.count());
+      rpc::CheckReply again = eu.check(asked);
+      EXPECT_TRUE(again.allowed && again.repeated) << again.error;
+    }
+  }
+  std::sort(took.begin(), took.end());
+  fmt::print("admitted in {:.1f} ms (median), {:.1f} ms at most\n", took[took.size() / 2],
+             took.back());
+  EXPECT_LT(took.back(), 1000);
+  // A flood beyond the limit is no flood of questions.
+  auto asked_before = escrow(0).at("forwards").get<std::uint64_t>();
+  std::vector<rpc::CheckItem> flood(500, item("few", "k0", 1));
+  for (int i = 0; i < 20; ++i) {
+    for (const rpc::CheckReply& reply : eu.check(flood)) EXPECT_FALSE(reply.allowed);
+  }
+  EXPECT_LE(escrow(0).at("forwards").get<std::uint64_t>(), asked_before + 10);
+  // Another node knows as well that nothing is left, or learns it from those it asks.
+  rpc::Client af(client_options(cluster.client_address(4)));
+  for (int k = 0; k < kKeys; ++k) {
+    EXPECT_FALSE(af.check(item("few", "k" + std::to_string(k), 1)).allowed);
+  }
+  // The same over HTTP.
+  for (int i = 0; i < 5; ++i) {
+    std::string answer = http_check(cluster.http_address(0),
+                                    R"({"domain":"api","descriptor":{"mode":"few","key":"http"}})");
+    EXPECT_EQ(answer.find("\"allowed\":true") != std::string::npos, i < 3) << answer;
+  }
+  std::string metrics = http_get(cluster.http_address(0), "/metrics");
+  EXPECT_NE(metrics.find("weir_escrow_whole 1"), std::string::npos);
+  EXPECT_NE(metrics.find("weir_escrow_forwards_admitted_total "), std::string::npos);
 }
 
 TEST_F(ClusterTest, AHomeDecidesForAllRegions) {

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <map>
 #include <utility>
@@ -93,9 +94,10 @@ struct Daemon::Impl final : rpc::PeerHandler,
   rpc::EventLoop loop;
   std::unique_ptr<storage::Store> store;
   std::unique_ptr<Engine> engine;
-  std::unique_ptr<HomeDesk> home;                    // null: no rule had a home yet
-  bool has_homes = false;                            // some rule in force has
-  std::vector<std::unique_ptr<rpc::Client>> others;  // by peer; for what is forwarded
+  std::unique_ptr<HomeDesk> home;                    // null: no rule needed it yet
+  bool has_homes = false;                            // some rule in force has one
+  bool has_rights = false;                           // some rule in force is an escrow rule
+  std::vector<std::unique_ptr<rpc::Client>> others;  // by peer, null: no address; for forwarding
   std::unique_ptr<rpc::PeerNetwork> peers;
   std::unique_ptr<rpc::ServiceServer> service;
   std::unique_ptr<HttpFront> http;
@@ -165,8 +167,8 @@ struct Daemon::Impl final : rpc::PeerHandler,
       store = storage::make_lmdb_store(std::move(options));
     }
     make_engine();
-    make_home();
     if (!engine->start(wall_clock(), store_events(), error)) return false;
+    make_home();
     if (!start_peers(error) || !start_service(error) || !start_http(error)) {
       engine->stop(wall_clock());
       return false;
@@ -223,12 +225,25 @@ struct Daemon::Impl final : rpc::PeerHandler,
     const std::vector<Rule>& all = rules->rules();
     has_homes = std::any_of(all.begin(), all.end(),
                             [](const Rule& rule) { return rule.enforcement == Enforcement::home; });
-    if (!has_homes || home) return;
+    bool has_scarce = false;
+    has_rights = false;
+    for (const Rule& rule : all) {
+      if (rule.enforcement != Enforcement::escrow) continue;
+      has_rights = true;
+      has_scarce |= engine->escrow().scarce(rule.limit);
+    }
+    if ((!has_homes && !has_scarce) || home) return;
     HomeOptions options;
     options.members.push_back(config.self);
     options.weights = config.home.weights;
+    options.deadline = config.home.deadline;
+    options.request_id_ttl = config.request_id_ttl;
     for (const PeerConfig& peer : config.peers) {
       options.members.push_back(peer.member);
+      if (peer.client.empty()) {
+        others.push_back(nullptr);
+        continue;
+      }
       rpc::ClientOptions client;
       client.address = peer.client;
       client.deadline = config.home.deadline;
@@ -351,6 +366,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
   void pump() {
     if (stopping) return;
     engine->pump(wall_clock());
+    if (home) home->pump();
     if (engine->ready_for_more()) {
       for (auto& held : std::exchange(held_peers, {})) held->fulfill();
     }
@@ -462,15 +478,21 @@ struct Daemon::Impl final : rpc::PeerHandler,
     for (std::size_t i = 0; i < requests.size(); ++i) {
       replies[i].error = engine->shed(requests[i], wall);
       if (!replies[i].error.empty()) continue;
-      if (!requests[i].only.empty()) {
-        replies[i].error = refuse(requests[i]);
+      Request request = requests[i];
+      if (!request.only.empty()) {
+        replies[i].error = refuse(request);
         if (!replies[i].error.empty()) continue;
+        request.demand_noted = true;
       } else if (is_away(requests[i])) {
         if (!away) away = std::make_shared<Away>();
         decide_away(requests[i], i, away);
         continue;
       }
-      engine->check(requests[i], wall, decision);
+      engine->check(request, wall, decision);
+      if (lacks_rights(decision)) {
+        if (!away) away = std::make_shared<Away>();
+        if (pass_on(requests[i], decision, i, away)) continue;
+      }
       replies[i] = reply_of(decision, requests[i]);
       if (decision.wants_commit) waiting.emplace_back(i, open_on_failure(decision));
     }
@@ -483,7 +505,17 @@ struct Daemon::Impl final : rpc::PeerHandler,
   }
 
   /// Some of its rules are decided by another node.
-  bool is_away(const Request& request) { return has_homes && home->concerns(request); }
+  bool is_away(const Request& request) {
+    if (!home) return false;
+    return (has_homes && home->concerns(request)) || home->knows(request);
+  }
+
+  /// Others may have what is missing here.
+  bool lacks_rights(const Decision& decision) const {
+    return home && !decision.allowed &&
+           std::any_of(decision.statuses.begin(), decision.statuses.end(),
+                       [](const RuleStatus& status) { return status.elsewhere; });
+  }
 
   /// What is decided elsewhere of one call, and who waits for it.
   struct Away {
@@ -494,13 +526,24 @@ struct Daemon::Impl final : rpc::PeerHandler,
 
   void decide_away(const Request& request, std::size_t index, const std::shared_ptr<Away>& away) {
     ++away->open;
-    home->decide(item_of(request), [index, away](rpc::CheckReply reply) {
+    home->decide(item_of(request), answer_of(index, away));
+  }
+  bool pass_on(const Request& request, const Decision& denied, std::size_t index,
+               const std::shared_ptr<Away>& away) {
+    ++away->open;
+    const bool passed = home->pass_on(request, denied, answer_of(index, away));
+    if (!passed) --away->open;
+    return passed;
+  }
+  static std::function<void(rpc::CheckReply)> answer_of(std::size_t index,
+                                                        const std::shared_ptr<Away>& away) {
+    return [index, away](rpc::CheckReply reply) {
       away->replies.emplace_back(index, std::move(reply));
       if (--away->open > 0) return;
       KJ_IF_MAYBE (done, away->done) {
         (*done)->fulfill();
       }
-    });
+    };
   }
 
   static kj::Promise<void> all_of(const std::shared_ptr<Away>& away) {
@@ -510,20 +553,9 @@ struct Daemon::Impl final : rpc::PeerHandler,
     return kj::mv(paf.promise);
   }
 
-  static rpc::CheckItem item_of(const Request& request) {
-    rpc::CheckItem item;
-    item.domain = std::string(request.domain);
-    for (const Entry& entry : request.descriptor) {
-      item.entries.emplace_back(std::string(entry.key), std::string(entry.value));
-    }
-    item.hits = request.hits;
-    item.id = std::string(request.id);
-    return item;
-  }
-
   /// Why this node does not decide what another one forwarded. Empty: it does.
   std::string refuse(const Request& request) {
-    return has_homes ? home->refuse(request) : "unavailable: no rule has enforcement: home here";
+    return home ? home->refuse(request) : "unavailable: no rule is decided for other nodes here";
   }
 
   kj::Promise<void> here(std::span<rpc::CheckReply> replies,
@@ -565,8 +597,10 @@ struct Daemon::Impl final : rpc::PeerHandler,
       reply.decision.error = !request.only.empty() ? refuse(request) : reserved_elsewhere(request);
     }
     if (!reply.decision.error.empty()) return kj::READY_NOW;
+    Request here = request;
+    here.demand_noted = !request.only.empty();
     Decision decision;
-    Ticket ticket = engine->reserve(request, wall_clock(), timeout, decision);
+    Ticket ticket = engine->reserve(here, wall_clock(), timeout, decision);
     reply.decision = reply_of(decision, request);
     reply.ticket = engine->ticket_name(ticket);
     // What is held is not durable; without a ticket it was counted, as by a check.
@@ -592,6 +626,13 @@ struct Daemon::Impl final : rpc::PeerHandler,
     }
     Decision decision;
     Lease lease = engine->lease(request, terms, wall_clock(), decision);
+    if (lacks_rights(decision)) {
+      auto away = std::make_shared<Away>();
+      if (pass_on(request, decision, 0, away)) {
+        return all_of(away).then(
+            [&reply, away] { reply.decision = std::move(away->replies[0].second); });
+      }
+    }
     reply.decision = reply_of(decision, request);
     reply.ticket = engine->ticket_name(lease.ticket);
     reply.hits = lease.hits;
@@ -624,14 +665,20 @@ struct Daemon::Impl final : rpc::PeerHandler,
       return;
     }
     if (!stopping && is_away(request)) {
-      home->decide(item_of(request),
-                   [this, domain = std::string(request.domain), done = std::move(done)](
-                       const rpc::CheckReply& reply) { done(http_answer(reply, domain)); });
+      home->decide(item_of(request), told_over_http(request, std::move(done)));
       return;
     }
-    decide(request, std::move(done), [&](Nanos wall, Decision& decision, HttpAnswer&) {
+    decide(request, done, [&](Nanos wall, Decision& decision, HttpAnswer&) {
       engine->check(request, wall, decision);
+      return lacks_rights(decision) &&
+             home->pass_on(request, decision, told_over_http(request, done));
     });
+  }
+
+  std::function<void(rpc::CheckReply)> told_over_http(const Request& request,
+                                                      std::function<void(const HttpAnswer&)> done) {
+    return [this, domain = std::string(request.domain), done = std::move(done)](
+               const rpc::CheckReply& reply) { done(http_answer(reply, domain)); };
   }
 
   void reserve(const Request& request, Nanos timeout,
@@ -645,6 +692,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
     }
     decide(request, std::move(done), [&](Nanos wall, Decision& decision, HttpAnswer& answer) {
       answer.ticket = engine->ticket_name(engine->reserve(request, wall, timeout, decision));
+      return false;
     });
   }
 
@@ -671,6 +719,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
     pump_at_end_of_turn();
   }
 
+  /// `decide_now` returns true if others are asked, and will call `done`.
   template <typename Decide>
   void decide(const Request& request, std::function<void(const HttpAnswer&)> done,
               Decide decide_now) {
@@ -682,7 +731,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
     }
     Nanos wall = wall_clock();
     Decision decision;
-    decide_now(wall, decision, answer);
+    if (decide_now(wall, decision, answer)) return;
     fill(answer, decision, request, wall);
     if (!decision.wants_commit) {
       done(answer);
@@ -748,16 +797,24 @@ struct Daemon::Impl final : rpc::PeerHandler,
       });
     };
   }
-  void forward(std::size_t member, rpc::CheckItem item,
+  bool reachable(std::size_t member) override {
+    return others[member - 1] && others[member - 1]->usable();
+  }
+  static rpc::Client::Deadline after(Nanos patience) {
+    return std::chrono::steady_clock::now() + std::chrono::nanoseconds(patience);
+  }
+  void forward(std::size_t member, rpc::CheckItem item, Nanos patience,
                std::function<void(rpc::CheckReply)> done) override {
     auto on = on_loop(std::move(done));
-    others[member - 1]->check_async({std::move(item)}, [on](std::vector<rpc::CheckReply> replies) {
-      on(std::move(replies.front()));
-    });
+    others[member - 1]->check_async(
+        {std::move(item)},
+        [on](std::vector<rpc::CheckReply> replies) { on(std::move(replies.front())); },
+        after(patience));
   }
-  void forward_reserve(std::size_t member, rpc::CheckItem item, Nanos timeout,
+  void forward_reserve(std::size_t member, rpc::CheckItem item, Nanos timeout, Nanos patience,
                        std::function<void(rpc::ReserveReply)> done) override {
-    others[member - 1]->reserve_async(std::move(item), timeout, on_loop(std::move(done)));
+    others[member - 1]->reserve_async(std::move(item), timeout, on_loop(std::move(done)),
+                                      after(patience));
   }
   void forward_settle(std::size_t member, std::string ticket, std::uint64_t hits,
                       std::function<void(rpc::SettleReply)> done) override {
@@ -834,7 +891,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
       const Rule& rule = rules->rules()[i];
       RuleCounters counters = engine->limiter().counters(i);
       out.rules.push_back({rule.domain, rule.name, counters.allowed, counters.denied,
-                           counters.degraded, rule.shadow,
+                           counters.degraded, counters.elsewhere, rule.shadow,
                            engine->over_admission(i, wall_clock())});
     }
     std::vector<crdt::PeerStatus> status = engine->replica().peers();
@@ -859,9 +916,29 @@ struct Daemon::Impl final : rpc::PeerHandler,
           engine->status().waiting,
           engine->status().shed};
     }
-    if (home) {
+    if (has_homes) {
       const HomeCounters& homes = home->counters();
       out.home = HomeMetrics{homes.forwarded, homes.served, homes.refused, homes.degraded};
+    }
+    if (has_rights) {
+      const EscrowAgentCounters& rights = engine->escrow().counters();
+      out.escrow = EscrowMetrics{engine->escrow().standing().open,
+                                 engine->escrow().whole(),
+                                 rights.requests_sent,
+                                 rights.requests_served,
+                                 rights.requests_refused,
+                                 rights.units_given,
+                                 rights.units_received,
+                                 rights.versions_differ};
+      if (home) {
+        const PassedOnCounters& passed = home->passed_on();
+        out.escrow->forwarded = passed.requests;
+        out.escrow->forwards = passed.asked;
+        out.escrow->forwards_admitted = passed.admitted;
+        out.escrow->forwards_failed = passed.failed;
+        out.escrow->forwards_withheld = passed.withheld;
+        out.escrow->forwards_served = passed.served;
+      }
     }
     const crdt::ReplicaCounters& replica = engine->replica().counters();
     out.replica = {replica.late_cells, replica.future_cells, replica.invalid_cells, replica.alarms};
@@ -900,7 +977,17 @@ struct Daemon::Impl final : rpc::PeerHandler,
     out["escrow"] = {
         {"open", engine->escrow().standing().open},    {"whole", engine->escrow().whole()},
         {"requests_sent", rights.requests_sent},       {"requests_served", rights.requests_served},
-        {"requests_refused", rights.requests_refused}, {"versions_differ", rights.versions_differ}};
+        {"requests_refused", rights.requests_refused}, {"versions_differ", rights.versions_differ},
+        {"units_given", rights.units_given},           {"units_received", rights.units_received}};
+    if (home) {
+      const PassedOnCounters& passed = home->passed_on();
+      out["escrow"].update({{"forwarded", passed.requests},
+                            {"forwards", passed.asked},
+                            {"forwards_admitted", passed.admitted},
+                            {"forwards_failed", passed.failed},
+                            {"forwards_withheld", passed.withheld},
+                            {"forwards_served", passed.served}});
+    }
     json storage{{"mode", store ? "lmdb" : "none"}, {"ok", !store || status.durable}};
     if (store) {
       storage::StoreCounters counters = store->counters();
@@ -955,7 +1042,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
       if (link.heard_at != 0) peer["heard_s"] = seconds_since(link.heard_at, now);
       out["peers"].push_back(std::move(peer));
     }
-    if (home) {
+    if (has_homes) {
       const HomeCounters& homes = home->counters();
       out["home"] = {{"forwarded", homes.forwarded},
                      {"served", homes.served},

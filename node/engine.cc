@@ -4,6 +4,8 @@
 #include <charconv>
 #include <utility>
 
+#include <weir/limits/window.h>
+
 namespace weir::node {
 namespace {
 
@@ -337,6 +339,18 @@ void Engine::receive(crdt::PeerIndex peer, const crdt::Incarnation& from,
   dispatch();
   over_admission_.done();
   handle_alarms(now);
+}
+
+EscrowWindow Engine::escrow_window(std::uint32_t rule, const Request& request, Nanos wall) {
+  const Rule& of = options_.rules->rules()[rule];
+  const Nanos now = clock(wall);
+  EscrowWindow window;
+  window.cell.series = limiter_->series_of(rule, request);
+  WindowShape shape = window_shape(of, window.cell.series);
+  window.cell.epoch = shape.epoch(shape.index(now));
+  window.cost = mul_saturated(of.cost_of(request), request.hits);
+  window.holders = escrow_->holders(window.cell, of.limit, now);
+  return window;
 }
 
 std::uint64_t Engine::over_admission(std::uint32_t rule, Nanos wall) {

@@ -55,6 +55,14 @@ struct EngineEvents {
   std::function<void(const std::string& event, const std::string& detail)> log;
 };
 
+/// Escrow: the window and the cost that a request has in a rule, and the peers that may have rights
+/// of that window, the richest first.
+struct EscrowWindow {
+  crdt::CellId cell;
+  std::uint64_t cost = 0;
+  std::vector<crdt::PeerIndex> holders;
+};
+
 struct EngineStatus {
   bool durable = false;          ///< a store is open and has not failed
   std::string storage_failure;   ///< why it has
@@ -129,6 +137,9 @@ class Engine {
   Limiter& limiter() { return *limiter_; }
   const crdt::Replica& replica() const { return *replica_; }
   const EscrowAgent& escrow() const { return *escrow_; }
+  /// `rule` is an escrow rule that the request meets (an index into the rules in force). Driver's
+  /// thread.
+  EscrowWindow escrow_window(std::uint32_t rule, const Request& request, Nanos wall);
   EngineStatus status() const;
   /// By how many units `rule` (an index into the rules in force) may be over its limit at most: see
   /// OverAdmission. Driver's thread.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include <weir/limits/rendezvous.h>
@@ -12,6 +13,10 @@ namespace {
 
 /// Longer than any forwarded call: then nobody comes to settle it.
 constexpr Nanos kHold = 10 * kSecond;
+/// After which to try again whether others have rights.
+constexpr Nanos kAskAgain = 200 * kMillisecond;
+/// In which a transfer of rights is committed, at least.
+constexpr Nanos kTransfer = 50 * kMillisecond;
 
 std::string name_of(const crdt::Member& member) {
   return member.region + "/" + member.node;
@@ -29,13 +34,24 @@ struct AsRequest {
 
 /// Under which a home knows a request: whichever node forwards it, and apart from what clients ask
 /// that node itself.
-std::string home_id(const rpc::CheckItem& item) {
-  if (item.id.empty()) return {};
-  std::string text = std::to_string(item.domain.size()) + ":" + item.domain + item.id;
+std::string home_id(std::string_view domain, std::string_view id) {
+  if (id.empty()) return {};
+  std::string text = fmt::format("{}:{}{}", domain.size(), domain, id);
   return fmt::format("home-{:016x}{:016x}", stable_hash(text, 1), stable_hash(text, 2));
 }
 
 }  // namespace
+
+rpc::CheckItem item_of(const Request& request) {
+  rpc::CheckItem item;
+  item.domain = std::string(request.domain);
+  for (const Entry& entry : request.descriptor) {
+    item.entries.emplace_back(std::string(entry.key), std::string(entry.value));
+  }
+  item.hits = request.hits;
+  item.id = std::string(request.id);
+  return item;
+}
 
 rpc::CheckReply reply_of(const Decision& decision, const RuleSet& rules) {
   rpc::CheckReply reply;
@@ -107,17 +123,25 @@ struct HomeDesk::Job {
   rpc::CheckItem item;
   std::string id;  // under which the homes know it
   std::vector<Remote> remotes;
-  std::size_t next = 0;       // of remotes, to be asked
-  bool again = false;         // this one is being asked a second time
-  bool uncertain = false;     // it may have counted
-  Ticket held;                // of what is decided here
-  bool wants_commit = false;  // what was counted here at once
-  rpc::CheckReply reply;      // so far
+  std::size_t next = 0;        // of remotes, to be asked
+  bool again = false;          // this one is being asked a second time
+  bool uncertain = false;      // it may have counted
+  Nanos until = 0;             // holders of rights have to answer
+  Nanos wait_until = 0;        // for rights that are on their way; 0: not yet
+  std::uint64_t received = 0;  // EscrowAgentCounters::units_received, when it was looked at last
+  std::vector<Ticket> held;    // of what is decided here
+  bool wants_commit = false;   // what was counted here at once
+  rpc::CheckReply reply;       // so far
+  std::optional<rpc::CheckReply> denied;  // what was said here, before others were asked for rights
   std::function<void(rpc::CheckReply)> done;
 };
 
 HomeDesk::HomeDesk(Engine& engine, HomeOptions options, HomeDriver& driver)
-    : engine_(engine), map_(std::move(options.members), options.weights), driver_(driver) {}
+    : engine_(engine),
+      map_(std::move(options.members), options.weights),
+      driver_(driver),
+      deadline_(options.deadline),
+      asked_(options.request_id_ttl) {}
 
 HomeDesk::Plan HomeDesk::plan(const Request& request) {
   Plan plan;
@@ -138,7 +162,10 @@ HomeDesk::Plan HomeDesk::plan(const Request& request) {
       return one.member == order[0] && one.others.empty() == (order.size() == 1);
     });
     if (same == plan.remotes.end()) {
-      same = plan.remotes.insert(same, {order[0], {order.begin() + 1, order.end()}, {}, {}});
+      Remote remote;
+      remote.member = order[0];
+      remote.others.assign(order.begin() + 1, order.end());
+      same = plan.remotes.insert(same, std::move(remote));
     }
     same->rules.push_back(rule.name);
   }
@@ -161,6 +188,7 @@ std::string HomeDesk::refuse(const Request& request) {
   std::vector<std::uint32_t> matched;
   rules->match(request, matched);
   std::string why;
+  bool rights = false;
   for (std::string_view name : request.only) {
     auto found = std::find_if(matched.begin(), matched.end(), [&](std::uint32_t index) {
       return rules->rules()[index].name == name;
@@ -170,6 +198,10 @@ std::string HomeDesk::refuse(const Request& request) {
       break;
     }
     const Rule& rule = rules->rules()[*found];
+    if (rule.enforcement == Enforcement::escrow) {
+      rights = true;
+      continue;
+    }
     std::vector<std::size_t> order;
     if (rule.enforcement == Enforcement::home) order = map_.order(HomeMap::key_of(rule, request));
     if (rule.on_failure == OnFailure::closed && order.size() > 1) order.resize(1);
@@ -179,7 +211,7 @@ std::string HomeDesk::refuse(const Request& request) {
     }
   }
   if (why.empty()) {
-    ++counters_.served;
+    ++(rights ? passed_on_.served : counters_.served);
     return {};
   }
   ++counters_.refused;
@@ -187,26 +219,272 @@ std::string HomeDesk::refuse(const Request& request) {
                      name_of(map_.members()[0]), why);
 }
 
-void HomeDesk::decide(rpc::CheckItem item, std::function<void(rpc::CheckReply)> done) {
+bool HomeDesk::knows(const Request& request) {
+  return request.only.empty() && !request.id.empty() && !asked_.empty() &&
+         asked_.find(home_id(request.domain, request.id), driver_.wall()) != nullptr;
+}
+
+std::shared_ptr<HomeDesk::Job> HomeDesk::make_job(rpc::CheckItem item,
+                                                  std::function<void(rpc::CheckReply)> done) {
   auto job = std::make_shared<Job>();
   job->item = std::move(item);
   job->done = std::move(done);
+  job->id = home_id(job->item.domain, job->item.id);
+  job->until = driver_.wall() + deadline_;
+  job->reply.allowed = true;
+  return job;
+}
+
+void HomeDesk::decide(rpc::CheckItem item, std::function<void(rpc::CheckReply)> done) {
+  std::shared_ptr<Job> job = make_job(std::move(item), std::move(done));
   AsRequest as(job->item);
   Plan planned = plan(as.request);
+  if (!planned.remotes.empty()) ++counters_.forwarded;
+  if (recall(*job, as.request, planned)) return job->done(std::move(job->reply));
   job->remotes = std::move(planned.remotes);
-  job->id = home_id(job->item);
-  ++counters_.forwarded;
-  job->reply.allowed = true;
-  if (!planned.local.empty()) {
-    as.request.only = planned.local;
-    Decision decision;
-    job->held = engine_.reserve(as.request, driver_.wall(), kHold, decision);
-    job->wants_commit = decision.wants_commit;
-    job->reply = reply_of(decision, *engine_.limiter().rules());
-    if (!decision.allowed) return tell(job);
+  Decision decision;
+  if (!reserve_here(*job, planned.local, false, decision) &&
+      !pass_on(*job, as.request, planned, decision)) {
+    return tell(job);
   }
   ask(std::move(job));
 }
+
+bool HomeDesk::pass_on(const Request& request, const Decision& denied,
+                       std::function<void(rpc::CheckReply)> done) {
+  if (denied.allowed || !request.only.empty()) return false;
+  std::shared_ptr<Job> job = make_job(item_of(request), std::move(done));
+  Plan planned = plan(request);
+  job->reply = reply_of(denied, *engine_.limiter().rules());
+  if (!pass_on(*job, request, planned, denied)) return false;
+  ask(std::move(job));
+  return true;
+}
+
+/// Takes rules out of `plan.local` that the holders of rights are to decide, and reserves the rest
+/// again. False: the denial stands, and nothing is held.
+bool HomeDesk::pass_on(Job& job, const Request& request, Plan& plan, const Decision& denied) {
+  if (request.hits == 0) return false;
+  std::vector<Remote> rights = lacking(request, denied);
+  if (rights.empty() || !begin(rights)) return false;
+  for (const Remote& remote : rights) std::erase(plan.local, remote.rules[0]);
+  rpc::CheckReply said = std::move(job.reply);
+  job.reply = {};
+  job.reply.allowed = true;
+  Decision decision;
+  if (!reserve_here(job, plan.local, true, decision)) {
+    drop(rights);
+    return false;
+  }
+  job.denied = std::move(said);
+  job.remotes.insert(job.remotes.begin(), rights.begin(), rights.end());
+  ++passed_on_.requests;
+  return true;
+}
+
+/// Has what is decided here held; false if it is denied.
+bool HomeDesk::reserve_here(Job& job, std::span<const std::string_view> only, bool noted,
+                            Decision& decision) {
+  if (only.empty()) return true;
+  AsRequest as(job.item);
+  as.request.only = only;
+  // One ticket a name: what is held later belongs to it.
+  if (!job.held.empty()) as.request.id = {};
+  as.request.demand_noted = noted;
+  Ticket ticket = engine_.reserve(as.request, driver_.wall(), kHold, decision);
+  rpc::CheckReply reply = reply_of(decision, *engine_.limiter().rules());
+  if (!decision.allowed) {
+    job.reply = std::move(reply);
+    return false;
+  }
+  if (ticket) job.held.push_back(ticket);
+  job.wants_commit |= decision.wants_commit;
+  job.reply.repeated |= reply.repeated;
+  for (rpc::CheckStatus& status : reply.statuses) job.reply.statuses.push_back(std::move(status));
+  return true;
+}
+
+// Rights of escrow rules.
+
+/// What others are to decide of a request that was denied: nothing if anything but rights is
+/// missing, or there is nobody to ask.
+std::vector<HomeDesk::Remote> HomeDesk::lacking(const Request& request, const Decision& denied) {
+  std::vector<Remote> remotes;
+  const std::shared_ptr<const RuleSet> rules = engine_.limiter().rules();
+  for (const RuleStatus& status : denied.statuses) {
+    if (status.allowed || status.shadow) continue;
+    const bool may = status.elsewhere && !status.degraded && status.rule < rules->rules().size() &&
+                     engine_.escrow().scarce(rules->rules()[status.rule].limit);
+    if (!may) return {};
+    remotes.push_back(rights_of(status.rule, request));
+    if (remotes.back().others.empty()) return {};
+  }
+  for (Remote& remote : remotes) {
+    remote.member = remote.others.front();
+    remote.others.erase(remote.others.begin());
+  }
+  return remotes;
+}
+
+HomeDesk::Remote HomeDesk::rights_of(std::uint32_t rule, const Request& request) {
+  const std::shared_ptr<const RuleSet> rules = engine_.limiter().rules();
+  Remote remote;
+  remote.rights = true;
+  remote.rules = {rules->rules()[rule].name};
+  remote.limit = rules->rules()[rule].limit;
+  EscrowWindow window = engine_.escrow_window(rule, request, driver_.wall());
+  remote.cell = window.cell;
+  remote.cost = window.cost;
+  for (crdt::PeerIndex peer : window.holders) {
+    const std::size_t member = peer + 1;
+    if (driver_.reachable(member)) remote.others.push_back(member);
+  }
+  return remote;
+}
+
+bool HomeDesk::begin(std::vector<Remote>& remotes) {
+  for (Remote& remote : remotes) {
+    remote.trailed = trails_.begin(remote.cell, remote.cost, remote.limit, driver_.wall());
+    if (remote.trailed) continue;
+    ++passed_on_.withheld;
+    drop(remotes);
+    return false;
+  }
+  return true;
+}
+
+void HomeDesk::drop(std::vector<Remote>& remotes) {
+  for (Remote& remote : remotes) {
+    if (remote.trailed) trails_.dropped(remote.cell, remote.cost);
+    remote.trailed = false;
+  }
+}
+
+/// A request that came before, and of which another member was asked: true if it passed then, and
+/// is told the same; else that member is asked again, as it may have counted it.
+bool HomeDesk::recall(Job& job, const Request& request, Plan& plan) {
+  const AskedMembers::Asked* asked = asked_.find(job.id, driver_.wall());
+  if (asked == nullptr) return false;
+  if (asked->told) {
+    job.reply = *asked->told;
+    job.reply.repeated = true;
+    return true;
+  }
+  const std::shared_ptr<const RuleSet> rules = engine_.limiter().rules();
+  std::vector<std::uint32_t> matched;
+  rules->match(request, matched);
+  for (std::uint32_t index : matched) {
+    const Rule& rule = rules->rules()[index];
+    const bool was =
+        std::find(asked->rules.begin(), asked->rules.end(), rule.name) != asked->rules.end();
+    if (!was || rule.enforcement != Enforcement::escrow) continue;
+    Remote remote = rights_of(index, request);
+    std::erase(remote.others, asked->member);
+    remote.member = asked->member;
+    remote.bound = true;
+    std::erase(plan.local, std::string_view(rule.name));
+    plan.remotes.push_back(std::move(remote));
+  }
+  return false;
+}
+
+void HomeDesk::holder_answered(std::shared_ptr<Job> job, const rpc::CheckReply& reply) {
+  Remote& remote = job->remotes[job->next];
+  const bool named = !job->id.empty() && job->next + 1 == job->remotes.size();
+  const Nanos now = driver_.wall();
+  if (!reply.error.empty()) {
+    job->uncertain |= !rpc::surely_not_counted(reply.error);
+    // As with a home: to be asked again is harmless with an id.
+    if (job->uncertain && named && !job->again && reply.error != "deadline" && now < job->until) {
+      job->again = true;
+      return ask(std::move(job));
+    }
+    if (job->uncertain || remote.bound) {
+      ++passed_on_.failed;
+      return deny(std::move(job));
+    }
+  } else {
+    job->uncertain = remote.bound = false;
+    const rpc::CheckStatus* status = reply.decider();
+    remote.used_up = status != nullptr && !status->elsewhere && !status->degraded;
+  }
+  if (named) asked_.forget(job->id);
+  if (!remote.others.empty() && remote.asked < kMostHolders && now + deadline_ / 4 < job->until) {
+    remote.member = remote.others.front();
+    remote.others.erase(remote.others.begin());
+    return ask(std::move(job));
+  }
+  wait_for_rights(std::move(job));
+}
+
+/// This node itself has asked for rights, too: they take about as long as the answers did, and a
+/// commit.
+void HomeDesk::wait_for_rights(std::shared_ptr<Job> job) {
+  const bool first = job->wait_until == 0;
+  const Nanos now = driver_.wall();
+  if (first) job->wait_until = std::min(job->until, 2 * now - job->until + deadline_ + kTransfer);
+  const std::uint64_t received = engine_.escrow().counters().units_received;
+  if (first || received != job->received) {
+    job->received = received;
+    if (came_meanwhile(*job)) {
+      job->again = false;
+      job->wait_until = 0;
+      ++job->next;
+      return ask(std::move(job));
+    }
+  }
+  if (job->remotes[job->next].used_up || now >= job->wait_until) return deny(std::move(job));
+  waiting_.push_back(std::move(job));
+}
+
+void HomeDesk::pump() {
+  for (std::shared_ptr<Job>& job : std::exchange(waiting_, {})) wait_for_rights(std::move(job));
+}
+
+bool HomeDesk::came_meanwhile(Job& job) {
+  const Remote& remote = job.remotes[job.next];
+  const std::string_view only[] = {remote.rules[0]};
+  rpc::CheckReply so_far = job.reply;
+  Decision decision;
+  if (reserve_here(job, only, true, decision)) return true;
+  job.reply = std::move(so_far);
+  return false;
+}
+
+/// As it was denied here, or nearly so.
+void HomeDesk::deny(std::shared_ptr<Job> job) {
+  Remote& remote = job->remotes[job->next];
+  if (!job->denied) {  // it came again, and was not decided here
+    AsRequest as(job->item);
+    const std::string_view only[] = {remote.rules[0]};
+    as.request.only = only;
+    as.request.hits = 0;
+    as.request.id = {};
+    Decision peek;
+    engine_.check(as.request, driver_.wall(), peek);
+    job->denied = reply_of(peek, *engine_.limiter().rules());
+    for (rpc::CheckStatus& status : job->denied->statuses) {
+      status.allowed = false;
+      status.elsewhere = true;
+      status.retry_after = std::min(status.reset > 0 ? status.reset : kAskAgain, kAskAgain);
+    }
+  }
+  if (remote.trailed) {
+    remote.trailed = false;
+    trails_.denied(remote.cell, remote.cost, remote.used_up, driver_.wall());
+  }
+  if (remote.used_up) {
+    for (rpc::CheckStatus& status : job->denied->statuses) {
+      if (status.rule != remote.rules[0]) continue;
+      status.elsewhere = false;
+      status.retry_after = std::max<Nanos>(remote.cell.epoch.expiry - driver_.wall(), 1);
+    }
+  }
+  job->reply = std::move(*job->denied);
+  conclude(std::move(job), false);
+}
+
+// Homes, and whoever is asked like one.
 
 void HomeDesk::ask(std::shared_ptr<Job> job) {
   if (job->next == job->remotes.size()) return conclude(std::move(job), true);
@@ -214,13 +492,22 @@ void HomeDesk::ask(std::shared_ptr<Job> job) {
   rpc::CheckItem item = job->item;
   item.only = remote.rules;
   item.id.clear();
+  Nanos patience = deadline_;
+  if (remote.rights) {
+    ++remote.asked;
+    ++passed_on_.asked;
+    patience = std::max(job->until - driver_.wall(), kMillisecond);
+  }
   if (job->next + 1 == job->remotes.size() || item.hits == 0) {
     item.id = job->id;
-    driver_.forward(remote.member, std::move(item),
+    if (remote.rights && !job->id.empty()) {
+      asked_.remember(job->id, {remote.member, remote.rules, {}}, driver_.wall());
+    }
+    driver_.forward(remote.member, std::move(item), patience,
                     [this, job](rpc::CheckReply reply) { answered(job, std::move(reply)); });
     return;
   }
-  driver_.forward_reserve(remote.member, std::move(item), kHold,
+  driver_.forward_reserve(remote.member, std::move(item), kHold, patience,
                           [this, job](rpc::ReserveReply reply) {
                             job->remotes[job->next].ticket = reply.ticket;
                             answered(job, std::move(reply.decision));
@@ -229,6 +516,8 @@ void HomeDesk::ask(std::shared_ptr<Job> job) {
 
 void HomeDesk::answered(std::shared_ptr<Job> job, rpc::CheckReply reply) {
   Remote& remote = job->remotes[job->next];
+  const bool passed = reply.error.empty() && reply.allowed;
+  if (remote.rights && !passed) return holder_answered(std::move(job), reply);
   if (!reply.error.empty()) {
     const bool counted = !rpc::surely_not_counted(reply.error);
     job->uncertain |= counted;
@@ -245,9 +534,14 @@ void HomeDesk::answered(std::shared_ptr<Job> job, rpc::CheckReply reply) {
     }
     return unanswered(std::move(job), reply.error);
   }
-  job->reply.repeated |= reply.repeated && !job->again;
+  // What is told again to this node itself, or to one that had no answer, is new to the client.
+  job->reply.repeated |= reply.repeated && !job->again && !remote.bound;
   for (rpc::CheckStatus& status : reply.statuses) job->reply.statuses.push_back(std::move(status));
   if (!reply.allowed) return conclude(std::move(job), false);
+  if (remote.trailed) {
+    remote.trailed = false;
+    trails_.passed(remote.cell, remote.cost);
+  }
   ++job->next;
   job->again = job->uncertain = false;
   ask(std::move(job));
@@ -290,10 +584,11 @@ void HomeDesk::unanswered(std::shared_ptr<Job> job, const std::string& error) {
 void HomeDesk::conclude(std::shared_ptr<Job> job, bool allowed) {
   const std::uint64_t hits = allowed ? job->item.hits : 0;
   job->reply.allowed = allowed;
-  if (job->held) {
-    Settled settled = engine_.settle(job->held, hits, driver_.wall());
+  for (Ticket ticket : job->held) {
+    Settled settled = engine_.settle(ticket, hits, driver_.wall());
     job->wants_commit |= settled.wants_commit;
   }
+  drop(job->remotes);
   if (!allowed && !job->item.id.empty()) {
     engine_.limiter().forget_id(job->item.domain, job->item.id);
   }
@@ -319,9 +614,9 @@ void HomeDesk::conclude(std::shared_ptr<Job> job, bool allowed) {
 
 void HomeDesk::tell(const std::shared_ptr<Job>& job) {
   if (job->reply.error.empty()) merge(job->reply);
-  if (!job->wants_commit || !job->reply.allowed) return job->done(std::move(job->reply));
+  if (!job->wants_commit || !job->reply.allowed) return finish(job);
   driver_.when_durable([this, job](bool durable) {
-    if (durable) return job->done(std::move(job->reply));
+    if (durable) return finish(job);
     const std::shared_ptr<const RuleSet> set = engine_.limiter().rules();
     for (rpc::CheckStatus& status : job->reply.statuses) {
       const std::vector<Rule>& rules = set->rules();
@@ -336,8 +631,21 @@ void HomeDesk::tell(const std::shared_ptr<Job>& job) {
       }
       status.degraded = true;
     }
-    job->done(std::move(job->reply));
+    finish(job);
   });
+}
+
+void HomeDesk::finish(const std::shared_ptr<Job>& job) {
+  const bool passed = job->reply.error.empty() && job->reply.allowed;
+  for (const Remote& remote : job->remotes) {
+    if (!passed || !remote.rights) continue;
+    ++passed_on_.admitted;
+    if (!job->id.empty()) {
+      asked_.remember(job->id, {remote.member, remote.rules, job->reply}, driver_.wall());
+    }
+    break;
+  }
+  job->done(std::move(job->reply));
 }
 
 /// Puts statuses in the order of rules, and finds the one that decides (Decision::deciding).

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <weir/node/home.h>
@@ -10,7 +13,7 @@
 namespace weir::node::test {
 
 /// Members with an engine and a desk each, in memory; what one forwards arrives at once, or as
-/// `fault` says.
+/// `fault` says. What they tell each other as peers arrives in exchange().
 class HomeCluster {
  public:
   enum class Fault {
@@ -30,13 +33,50 @@ class HomeCluster {
   rpc::CheckReply check(std::size_t node, const rpc::CheckItem& item) {
     Node& at = *nodes_[node];
     AsRequest as(item);
-    if (at.desk->concerns(as.request)) {
-      rpc::CheckReply reply;
-      reply.error = "never told";
-      at.desk->decide(item, [&](rpc::CheckReply told) { reply = std::move(told); });
-      return reply;
+    std::optional<rpc::CheckReply> reply;
+    auto told = [&](rpc::CheckReply answer) { reply = std::move(answer); };
+    if (at.desk->concerns(as.request) || at.desk->knows(as.request)) {
+      at.desk->decide(item, told);
+    } else {
+      Decision decision;
+      at.engine->check(as.request, now, decision);
+      if (!at.desk->pass_on(as.request, decision, told)) {
+        return reply_of(decision, *at.engine->limiter().rules());
+      }
     }
-    return at.alone(as.request);
+    for (int i = 0; !reply && i < 100; ++i) exchange(10 * kMillisecond);
+    if (!reply) {
+      reply.emplace();
+      reply->error = "never told";
+    }
+    return *std::move(reply);
+  }
+
+  /// Sessions of all with all.
+  void connect() {
+    for (auto& node : nodes_) {
+      for (crdt::PeerIndex peer = 0; peer + 1 < size(); ++peer) {
+        node->engine->peer_up(peer, life(node->order[peer + 1]), now);
+      }
+    }
+  }
+  /// Lets time pass in steps of 10 ms; what was sent in one arrives in the next, unless `fault`
+  /// says not_sent.
+  void exchange(Nanos time) {
+    for (const Nanos end = now + time; now < end;) {
+      now = std::min(end, now + 10 * kMillisecond);
+      for (Sent& one : std::exchange(sent_, {})) {
+        if (fault(one.from, one.to) == Fault::not_sent) continue;
+        Node& to = *nodes_[one.to];
+        auto from = std::find(to.order.begin() + 1, to.order.end(), one.from);
+        to.engine->receive(static_cast<crdt::PeerIndex>(from - to.order.begin() - 1),
+                           life(one.from), one.message, now);
+      }
+      for (auto& node : nodes_) {
+        node->engine->pump(now);
+        node->desk->pump();
+      }
+    }
   }
 
   Engine& engine(std::size_t node) { return *nodes_[node]->engine; }
@@ -45,6 +85,17 @@ class HomeCluster {
   std::uint64_t used(std::size_t node, std::uint32_t rule, const rpc::CheckItem& item) {
     AsRequest as(item);
     return engine(node).limiter().used(rule, as.request, now);
+  }
+  /// Of an escrow rule: by all members, as this node's replica has it.
+  std::uint64_t used_rows(std::size_t node, std::uint32_t rule, const rpc::CheckItem& item) {
+    AsRequest as(item);
+    const crdt::CellId id = engine(node).escrow_window(rule, as.request, now).cell;
+    const crdt::Cell* cell = engine(node).replica().find(id);
+    std::uint64_t sum = 0;
+    if (cell == nullptr) return sum;
+    for (const crdt::Slot& slot : cell->slots)
+      sum += slot.id.birth == crdt::kUsedRow ? slot.value : 0;
+    return sum;
   }
   std::uint64_t used(std::uint32_t rule, const rpc::CheckItem& item) {
     std::uint64_t sum = 0;
@@ -62,7 +113,7 @@ class HomeCluster {
     explicit AsRequest(const rpc::CheckItem& item) {
       for (const auto& [key, value] : item.entries) entries.push_back({key, value});
       only.assign(item.only.begin(), item.only.end());
-      request = {item.domain, entries, item.hits, item.id, item.wants_bound, only};
+      request = {item.domain, entries, item.hits, item.id, item.wants_bound, only, !only.empty()};
     }
     std::vector<Entry> entries;
     std::vector<std::string_view> only;
@@ -73,18 +124,25 @@ class HomeCluster {
     Node(HomeCluster& all, std::size_t index, std::shared_ptr<const RuleSet> rules,
          const std::map<std::string, unsigned>& weights)
         : cluster(all), self(index) {
-      EngineOptions options;
-      options.rules = std::move(rules);
-      options.fresh_incarnation = [index] { return crdt::Incarnation{1, index + 1}; };
-      options.max_series = 1024;
-      engine = std::make_unique<Engine>(std::move(options), nullptr, EngineEvents{});
-      std::string error;
-      engine->start(cluster.now, {}, error);
       HomeOptions home;
       for (std::size_t i = 0; i < cluster.members_.size(); ++i) {
         order.push_back(i == 0 ? self : i <= self ? i - 1 : i);
         home.members.push_back(cluster.members_[order.back()]);
       }
+      EngineOptions options;
+      options.rules = std::move(rules);
+      options.fresh_incarnation = [index] { return life(index); };
+      options.max_series = 1024;
+      options.replica.self = home.members.front();
+      options.replica.peers.assign(home.members.begin() + 1, home.members.end());
+      EngineEvents events;
+      events.send = [this](crdt::PeerIndex peer, const crdt::Message& message) {
+        cluster.sent_.push_back({self, order[peer + 1], message});
+      };
+      events.log = [](const std::string&, const std::string&) {};
+      engine = std::make_unique<Engine>(std::move(options), nullptr, std::move(events));
+      std::string error;
+      engine->start(cluster.now, {}, error);
       home.weights = weights;
       desk = std::make_unique<HomeDesk>(*engine, std::move(home), *this);
     }
@@ -96,7 +154,8 @@ class HomeCluster {
     }
 
     Nanos wall() override { return cluster.now; }
-    void forward(std::size_t member, rpc::CheckItem item,
+    bool reachable(std::size_t) override { return true; }
+    void forward(std::size_t member, rpc::CheckItem item, Nanos,
                  std::function<void(rpc::CheckReply)> done) override {
       rpc::CheckReply reply;
       AsRequest as(item);
@@ -106,7 +165,7 @@ class HomeCluster {
       });
       done(reply);
     }
-    void forward_reserve(std::size_t member, rpc::CheckItem item, Nanos timeout,
+    void forward_reserve(std::size_t member, rpc::CheckItem item, Nanos timeout, Nanos,
                          std::function<void(rpc::ReserveReply)> done) override {
       rpc::ReserveReply reply;
       AsRequest as(item);
@@ -150,8 +209,16 @@ class HomeCluster {
     std::unique_ptr<HomeDesk> desk;
   };
 
+  static crdt::Incarnation life(std::size_t node) { return {1, node + 1}; }
+
+  struct Sent {
+    std::size_t from = 0;
+    std::size_t to = 0;
+    crdt::Message message;
+  };
   std::vector<crdt::Member> members_;
   std::vector<std::unique_ptr<Node>> nodes_;
+  std::vector<Sent> sent_;
 };
 
 }  // namespace weir::node::test

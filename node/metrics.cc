@@ -132,6 +132,57 @@ void add_home(Page& page, const HomeMetrics& home) {
   page.add({}, home.degraded);
 }
 
+void add_escrow(Page& page, const std::vector<RuleMetrics>& rules, const EscrowMetrics& escrow) {
+  page.counter("weir_rule_denied_elsewhere_total",
+               "Requests a rule denied because no rights were left here, while others may have had "
+               "some.");
+  for (const RuleMetrics& rule : rules) {
+    page.add({{"domain", rule.domain}, {"rule", rule.rule}}, rule.elsewhere);
+  }
+  page.gauge("weir_escrow_open",
+             "1 once another node knows of this one: its shares of windows that begin are spent.");
+  page.add({}, escrow.open ? 1.0 : 0.0);
+  page.gauge("weir_escrow_whole", "1 once this node has all rights that it had before its start.");
+  page.add({}, escrow.whole ? 1.0 : 0.0);
+  page.counter("weir_escrow_requests_sent_total", "Requests for rights, sent to other nodes.");
+  page.add({}, escrow.requests_sent);
+  page.counter("weir_escrow_requests_served_total",
+               "Requests for rights of other nodes that got some.");
+  page.add({}, escrow.requests_served);
+  page.counter(
+      "weir_escrow_requests_refused_total",
+      "Requests for rights of other nodes that got nothing: none were left, or the rule is "
+      "not known here.");
+  page.add({}, escrow.requests_refused);
+  page.counter("weir_escrow_units_given_total", "Units of rights transferred to other nodes.");
+  page.add({}, escrow.units_given);
+  page.counter("weir_escrow_units_received_total", "Units of rights transferred to this node.");
+  page.add({}, escrow.units_received);
+  page.counter("weir_escrow_versions_differ_total",
+               "Times that a node asked to be confirmed that knows other weights than this one.");
+  page.add({}, escrow.versions_differ);
+  page.counter("weir_escrow_forwarded_total",
+               "Requests without rights here that other nodes were asked to decide.");
+  page.add({}, escrow.forwarded);
+  page.counter("weir_escrow_forwards_total",
+               "Questions to other nodes about such requests; several for one, where the first had "
+               "no rights.");
+  page.add({}, escrow.forwards);
+  page.counter("weir_escrow_forwards_admitted_total", "Such requests that passed.");
+  page.add({}, escrow.forwards_admitted);
+  page.counter("weir_escrow_forwards_failed_total",
+               "Such requests that were denied because another node did not answer, which may have "
+               "counted them.");
+  page.add({}, escrow.forwards_failed);
+  page.counter(
+      "weir_escrow_forwards_withheld_total",
+      "Requests denied without asking others: they had nothing lately, or are being asked.");
+  page.add({}, escrow.forwards_withheld);
+  page.counter("weir_escrow_forwards_served_total",
+               "Requests of other nodes decided here from the rights that are here.");
+  page.add({}, escrow.forwards_served);
+}
+
 void add_replica(Page& page, const ReplicaMetrics& replica) {
   page.counter("weir_replica_late_cells_total",
                "Cells received after they had expired; acknowledged, without effect.");
@@ -201,6 +252,7 @@ std::string render_metrics(const NodeMetrics& metrics) {
   add_peers(page, metrics.peers);
   if (metrics.storage) add_storage(page, *metrics.storage);
   if (metrics.home) add_home(page, *metrics.home);
+  if (metrics.escrow) add_escrow(page, metrics.rules, *metrics.escrow);
   add_replica(page, metrics.replica);
   return page.text();
 }

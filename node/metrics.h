@@ -15,8 +15,9 @@ struct RuleMetrics {
   std::string domain;
   std::string rule;
   std::uint64_t allowed = 0;
-  std::uint64_t denied = 0;    ///< for a shadow rule: would have been
-  std::uint64_t degraded = 0;  ///< answered by on_failure
+  std::uint64_t denied = 0;     ///< for a shadow rule: would have been
+  std::uint64_t degraded = 0;   ///< answered by on_failure
+  std::uint64_t elsewhere = 0;  ///< of the denied: others may have had rights
   bool shadow = false;
   std::uint64_t over_admission = 0;  ///< units, at most, as far as is known now
 };
@@ -47,6 +48,24 @@ struct HomeMetrics {
   std::uint64_t served = 0;     ///< for other members
   std::uint64_t refused = 0;    ///< of which this node is not the home
   std::uint64_t degraded = 0;   ///< whose home did not answer
+};
+
+/// Rights of rules with enforcement: escrow.
+struct EscrowMetrics {
+  bool open = false;   ///< shares of windows that begin are spent
+  bool whole = false;  ///< it has all that it had before its start
+  std::uint64_t requests_sent = 0;
+  std::uint64_t requests_served = 0;
+  std::uint64_t requests_refused = 0;
+  std::uint64_t units_given = 0;
+  std::uint64_t units_received = 0;
+  std::uint64_t versions_differ = 0;  ///< claims of peers that know other weights
+  std::uint64_t forwarded = 0;        ///< requests that others were asked to decide
+  std::uint64_t forwards = 0;         ///< questions for that
+  std::uint64_t forwards_admitted = 0;
+  std::uint64_t forwards_failed = 0;
+  std::uint64_t forwards_withheld = 0;
+  std::uint64_t forwards_served = 0;
 };
 
 struct ReplicaMetrics {
@@ -94,6 +113,7 @@ struct NodeMetrics {
   std::vector<PeerMetrics> peers;
   std::optional<StorageMetrics> storage;  ///< none: in memory only
   std::optional<HomeMetrics> home;        ///< none: no rule has a home
+  std::optional<EscrowMetrics> escrow;    ///< none: no rule has rights
   ReplicaMetrics replica;
 };
 

@@ -95,10 +95,12 @@ NodeMetrics example() {
   metrics.request_ids = {35, 36, 37};
   metrics.tickets = {38, 39, 40};
   metrics.rules_file = {"0123456789abcdef", 1'767'323'046.5, 41, 42, false};
-  metrics.rules = {{"api", "per-key", 100, 7, 2, false, 43}, {"api", "trial", 50, 9, 0, true}};
+  metrics.rules = {{"api", "per-key", 100, 7, 2, 5, false, 43},
+                   {"api", "trial", 50, 9, 0, 0, true}};
   metrics.peers = {{"us/us-1", true, 5, 0.25, -0.125, 3}, {"ap/ap-1", false, 0, {}, {}, 0}};
   metrics.storage = StorageMetrics{true, 10, 20, 4096, 1, 0.004, 11, 12};
   metrics.home = HomeMetrics{13, 14, 15, 16};
+  metrics.escrow = EscrowMetrics{true, false, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61};
   metrics.replica = {1, 2, 3, 4};
   return metrics;
 }
@@ -136,6 +138,22 @@ TEST(Metrics, RendersEveryFigure) {
       {"weir_home_served_total", 14},
       {"weir_home_refused_total", 15},
       {"weir_home_degraded_total", 16},
+      {"weir_rule_denied_elsewhere_total{domain=\"api\",rule=\"per-key\"}", 5},
+      {"weir_rule_denied_elsewhere_total{domain=\"api\",rule=\"trial\"}", 0},
+      {"weir_escrow_open", 1},
+      {"weir_escrow_whole", 0},
+      {"weir_escrow_requests_sent_total", 50},
+      {"weir_escrow_requests_served_total", 51},
+      {"weir_escrow_requests_refused_total", 52},
+      {"weir_escrow_units_given_total", 53},
+      {"weir_escrow_units_received_total", 54},
+      {"weir_escrow_versions_differ_total", 55},
+      {"weir_escrow_forwarded_total", 56},
+      {"weir_escrow_forwards_total", 57},
+      {"weir_escrow_forwards_admitted_total", 58},
+      {"weir_escrow_forwards_failed_total", 59},
+      {"weir_escrow_forwards_withheld_total", 60},
+      {"weir_escrow_forwards_served_total", 61},
       {"weir_over_admission_worst_case_units{domain=\"api\",rule=\"per-key\"}", 43},
       {"weir_over_admission_worst_case_units{domain=\"api\",rule=\"trial\"}", 0},
       {"weir_peer_up{peer=\"us/us-1\"}", 1},

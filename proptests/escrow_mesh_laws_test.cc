@@ -51,7 +51,9 @@ struct World {
 World world(Nanos window) {
   World made;
   made.options = *mesh_options(2, 4).as("mesh");
-  made.limit = *between<std::uint64_t>(1, 40).as("limit");
+  // Of small ones nothing is kept in reserve.
+  made.limit =
+      *(*chance(40) ? between<std::uint64_t>(1, 16) : between<std::uint64_t>(24, 40)).as("limit");
   made.rule = escrow_rule(made.limit, window);
   if (*chance(30)) made.rule.durability = Durability::commit;
   made.options.rules = rule_set({made.rule});
@@ -165,7 +167,7 @@ LAW(46, "after a heal, unused rights reach demand", WEIR_LIVE_CORNERS, "others h
   std::size_t hungry = *between<std::size_t>(0, mesh.size() - 1).as("who asks");
   bool others = *chance(50).as("others have used some");
   for (int round = *between<int>(0, 20); others && round > 0; --round) {
-    mesh.spend(*between<std::size_t>(0, mesh.size() - 1), "k", 1);
+    mesh.spend(*between<std::size_t>(0, mesh.size() - 1), "k", *one_of<std::uint64_t>({1, 1, 4}));
     mesh.advance(100 * kMillisecond);
   }
   reached("others have used some", others && spent_now(mesh, made.rule, "k") > 0);
