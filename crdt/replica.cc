@@ -852,6 +852,7 @@ std::vector<PeerStatus> Replica::peers() const {
     PeerStatus status;
     status.member = peer.member;
     if (peer.up) status.incarnation = peer.incarnation;
+    status.acked = peer.acked;
     status.unacked = impl_->head - peer.acked;
     status.in_step_at = peer.in_step_at;
     status.heard_at = peer.heard_at;

@@ -76,6 +76,7 @@ struct ReplicaOptions {
 struct PeerStatus {
   Member member;
   Incarnation incarnation;    ///< zero: no session
+  std::uint64_t acked = 0;    ///< stamps up to this are durable at the peer
   std::uint64_t unacked = 0;  ///< stamps the peer has not acknowledged
   Nanos in_step_at = 0;       ///< last time everything this node had was known to be there
   Nanos heard_at = 0;         ///< last message

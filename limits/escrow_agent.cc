@@ -364,10 +364,41 @@ void EscrowAgent::ask(const RightsNeed& need, Nanos now) {
   request(donor, std::min(need.units, most));
 }
 
+void EscrowAgent::hand_over(Nanos now) {
+  leaving_ = true;
+  passed_on_ = counters_.units_received;
+  std::vector<crdt::PeerStatus> status = replica_.peers();
+  handed_over_.resize(status.size());
+  std::vector<crdt::PeerIndex> connected;
+  for (crdt::PeerIndex i = 0; i < status.size(); ++i) {
+    if (status[i].incarnation) connected.push_back(i);
+  }
+  if (!enabled_ || standing_.stopped || connected.empty()) return;
+  for (const RightsLeft& each : limiter_.rights_left(now, kMostHandedOver)) {
+    // Where nobody has used any, it depends on the series.
+    crdt::PeerIndex heir = connected[each.cell.series.lo % connected.size()];
+    std::uint64_t most = 0;
+    const crdt::Cell* cell = replica_.find(each.cell);
+    for (crdt::PeerIndex i : connected) {
+      if (cell == nullptr) break;
+      std::uint64_t used = cell->value_of({status[i].incarnation, crdt::kUsedRow});
+      if (used <= most) continue;
+      most = used;
+      heir = i;
+    }
+    std::uint64_t given =
+        limiter_.give_rights(each.rule, each.cell, status[heir].incarnation,
+                             std::numeric_limits<std::uint64_t>::max(), now, true);
+    counters_.units_given = add_saturated(counters_.units_given, given);
+    handed_over_[heir] += given > 0;
+  }
+}
+
 void EscrowAgent::pump(Nanos now) {
   came(now);
   answer_claims(now);
-  if (!enabled_) return;
+  if (leaving_ && counters_.units_received != passed_on_) hand_over(now);
+  if (!enabled_ || leaving_) return;
   if (!written_) write_horizon(now);
   for (auto at = unabsorbed_.begin(); at != unabsorbed_.end();) {
     const crdt::CellId id = *at++;

@@ -71,6 +71,14 @@ class EscrowAgent {
   void heard(crdt::PeerIndex peer, const crdt::Incarnation& from, Nanos now);
   void receive(crdt::PeerIndex peer, const crdt::Incarnation& from, const crdt::Message& message,
                Nanos now);
+  /// Before a clean stop, when nothing is decided or held any more: transfers what is left of open
+  /// windows to peers that are connected, each window's to the one that has used most of it. At
+  /// most kMostHandedOver windows, those that most is asked for of. From now on it asks for
+  /// nothing, and passes on what still comes.
+  void hand_over(Nanos now);
+  /// How many windows' rights each peer got so.
+  const std::vector<std::size_t>& handed_over() const { return handed_over_; }
+  static constexpr std::size_t kMostHandedOver = 10'000;
   /// Does what is due. Before the limiter is drained.
   void pump(Nanos now);
   std::vector<crdt::Envelope> take();
@@ -149,6 +157,9 @@ class EscrowAgent {
   bool taken_over_ = false;
   bool registered_ = false;  // durably
   bool tainted_ = false;
+  bool leaving_ = false;
+  std::vector<std::size_t> handed_over_;  // windows, by peer
+  std::uint64_t passed_on_ = 0;           // units_received, when it was handed over
   std::uint64_t elder_rows_ = 0;  // known to peers and not to the disk, before this life began
   Nanos next_claim_ = 0;
   std::set<crdt::CellId> unabsorbed_;

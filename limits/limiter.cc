@@ -1955,7 +1955,7 @@ struct Limiter::Impl {
   }
 
   std::uint64_t give_rights(const SeriesId& name, const CellId& id, const crdt::Incarnation& to,
-                            std::uint64_t wanted, Nanos now) {
+                            std::uint64_t wanted, Nanos now, bool all) {
     Programs::Use program = use(local());
     auto rule = program->escrow.find(name);
     if (rule == program->escrow.end() || stopped || id.epoch.expiry <= now) return 0;
@@ -1969,8 +1969,8 @@ struct Limiter::Impl {
       Series& series = general(entry, id.series);
       table.set_rule(entry, plan.number);
       EscrowCell& cell = place(plan, id.series, series.escrow_cell(id.epoch));
-      std::uint64_t kept = cell.demand.forecast(cell.slice, now);
-      if (id.epoch.start > now) {
+      std::uint64_t kept = all ? 0 : cell.demand.forecast(cell.slice, now);
+      if (!all && id.epoch.start > now) {
         // What this node itself will want of that window.
         for (const EscrowCell& each : series.escrow) {
           if (each.epoch.expiry == id.epoch.start) kept = each.likely();
@@ -1982,6 +1982,35 @@ struct Limiter::Impl {
       list(entry);
     });
     return gave;
+  }
+
+  std::vector<RightsLeft> rights_left(Nanos now, std::size_t max) {
+    std::vector<RightsLeft> found;
+    auto busier = [](const RightsLeft& a, const RightsLeft& b) { return a.demand > b.demand; };
+    std::lock_guard lock(reload_mutex);  // as sweep()
+    const Program& program = programs.current();
+    table.visit_all([&](SeriesEntry& entry) {
+      std::uint32_t number = table.rule(entry);
+      if (entry.form() != Form::general || number == SeriesTable::kNoRule) return false;
+      for (const EscrowCell& cell : entry.series->escrow) {
+        if (cell.epoch.start > now || cell.epoch.expiry <= now) continue;
+        if (!cell.placed || cell.left(takes_share(cell.epoch)) <= 0) continue;
+        auto rule = program.by_identity.find(numbers.at(number).identity);
+        if (rule == program.by_identity.end()) continue;
+        found.push_back({program.plans[rule->second].name,
+                         {table.id(entry), cell.epoch},
+                         cell.demand.forecast(cell.slice, now)});
+      }
+      if (found.size() >= 2 * max) {  // the rest is as busy at most
+        std::nth_element(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(max),
+                         found.end(), busier);
+        found.resize(max);
+      }
+      return false;
+    });
+    std::sort(found.begin(), found.end(), busier);
+    if (found.size() > max) found.resize(max);
+    return found;
   }
 
   std::optional<std::uint64_t> absorb_rows(const CellId& id, const EscrowOthers& others) {
@@ -2474,8 +2503,13 @@ std::optional<std::uint64_t> Limiter::absorb_rows(const crdt::CellId& cell,
 }
 
 std::uint64_t Limiter::give_rights(const crdt::SeriesId& rule, const crdt::CellId& cell,
-                                   const crdt::Incarnation& to, std::uint64_t wanted, Nanos now) {
-  return impl_->give_rights(rule, cell, to, wanted, now);
+                                   const crdt::Incarnation& to, std::uint64_t wanted, Nanos now,
+                                   bool all) {
+  return impl_->give_rights(rule, cell, to, wanted, now, all);
+}
+
+std::vector<RightsLeft> Limiter::rights_left(Nanos now, std::size_t max) {
+  return impl_->rights_left(now, max);
 }
 
 void Limiter::rights_needed(Nanos now, Nanos lead, std::vector<RightsNeed>& out) {

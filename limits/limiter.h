@@ -66,6 +66,13 @@ struct Growth {
   std::uint64_t units = 0;  ///< that others consumed, unknown here before
 };
 
+/// A window of which a node has rights left.
+struct RightsLeft {
+  crdt::SeriesId rule;  ///< RightsNeed::rule
+  crdt::CellId cell;
+  std::uint64_t demand = 0;  ///< units that are asked for, about a slice of time
+};
+
 struct RequestIdCounters {
   std::size_t held = 0;
   std::uint64_t repeated = 0;  ///< requests that were told what they were told before
@@ -195,10 +202,14 @@ class Limiter {
   std::optional<std::uint64_t> absorb_rows(const crdt::CellId& cell, const EscrowOthers& others);
   /// Transfers rights of `cell`, a window of the rule RightsNeed::rule, to the life `to`, so that
   /// they are `wanted` in all or as much as is left here beyond what this node itself is about to
-  /// need. It will be drained. Returns how many; 0 if nothing can be given, as of a bucket's period
-  /// that has begun.
+  /// need; with `all` this node needs nothing. It will be drained. Returns how many; 0 if nothing
+  /// can be given, as of a bucket's period that has begun.
   std::uint64_t give_rights(const crdt::SeriesId& rule, const crdt::CellId& cell,
-                            const crdt::Incarnation& to, std::uint64_t wanted, Nanos now);
+                            const crdt::Incarnation& to, std::uint64_t wanted, Nanos now,
+                            bool all = false);
+  /// Open windows of which rights are left here: of at most `max`, those that most is asked for of.
+  /// Looks at every series.
+  std::vector<RightsLeft> rights_left(Nanos now, std::size_t max);
   /// The rights to ask for at `now`: what requests lack, and from `lead` before a window's end on
   /// what the next one will lack if it takes as much as this one. Of a bucket these are periods
   /// that have not begun, half a period ahead at most.

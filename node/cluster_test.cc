@@ -408,6 +408,59 @@ TEST_F(ClusterTest, RightsReachDemandAndNeverMoreThanThereAre) {
   EXPECT_FALSE(spend(1).allowed);
 }
 
+TEST_F(ClusterTest, ANodeThatIsStoppedLeavesItsRightsToTheOthers) {
+  Cluster cluster(options({"eu", "us", "ap"}));
+  cluster.start_all();
+  auto escrow = [&](std::size_t node) {
+    return nlohmann::json::parse(cluster.status(node)).at("escrow");
+  };
+  auto wait_for_all = [&] {
+    for (std::size_t node = 0; node < cluster.size(); ++node) {
+      for (int i = 0; i < 1200 && !escrow(node).at("whole").get<bool>(); ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      }
+      EXPECT_TRUE(escrow(node).at("whole").get<bool>()) << node;
+    }
+  };
+  wait_for_all();
+  std::uint64_t spent = 0;
+  auto spend = [&](rpc::Client& client, int tries, std::uint64_t until) {
+    for (; tries > 0 && spent < until; --tries) {
+      rpc::CheckReply reply = client.check(item("rights", "k", 1));
+      spent += reply.error.empty() && reply.allowed;
+      if (!reply.allowed) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  };
+  {
+    rpc::Client eu(client_options(cluster.client_address(0)));
+    spend(eu, 5, 90);
+  }
+  rpc::Client us(client_options(cluster.client_address(1)));
+  spend(us, 1, 90);
+  EXPECT_EQ(spent, 6u);
+  ASSERT_TRUE(converges(cluster));
+  auto began = std::chrono::steady_clock::now();
+  EXPECT_EQ(cluster.stop(0), 0);
+  std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+  fmt::print("stopped after {:.3f} s\n", took.count());
+  EXPECT_LT(took.count(), 1.0);
+  // Of its 30 units 5 are used; the others have the rest at once, but for what ap keeps in reserve.
+  EXPECT_EQ(escrow(1).at("units_received"), 25);
+  spend(us, 400, 80);
+  EXPECT_EQ(spent, 80u);
+  // Back, it gets what is left by asking.
+  cluster.start(0);
+  wait_for_all();
+  rpc::Client again(client_options(cluster.client_address(0)));
+  spend(again, 400, 88);
+  EXPECT_GE(spent, 88u);
+  for (int i = 0; i < 20; ++i) {
+    spend(again, 1, 100);
+    spend(us, 1, 100);
+  }
+  EXPECT_LE(spent, 90u);
+}
+
 TEST_F(ClusterTest, ALimitBelowTheNumberOfNodesIsUsedUpFromOneOfThem) {
   Cluster cluster(options({"eu", "us", "ap", "sa", "af"}));
   cluster.start_all();

@@ -32,6 +32,8 @@ namespace {
 
 /// Above this, status leaves out what would have to be summed over every cell.
 constexpr std::size_t kMaxSummedCells = 100'000;
+/// A stop waits so long for peers to take rights over.
+constexpr std::uint64_t kHandOverMs = 1000;
 /// Time for the last answers to leave before connections close.
 constexpr std::uint64_t kFarewellMs = 50;
 /// Mistakes of a refused file that are logged.
@@ -105,7 +107,9 @@ struct Daemon::Impl final : rpc::PeerHandler,
   std::unique_ptr<UvHandle<uv_timer_t>> farewell;
   std::vector<std::unique_ptr<UvHandle<uv_signal_t>>> signals;
   bool pump_soon = false;
-  bool stopping = false;
+  bool stopping = false;              // nothing is decided any more
+  bool closed = false;                // the engine is
+  std::uint64_t hand_over_until = 0;  // on libuv's clock, ms
   Nanos started_at = wall_clock();
   std::vector<kj::Own<kj::PromiseFulfiller<void>>> held_peers;
   struct RulesFile {
@@ -258,12 +262,12 @@ struct Daemon::Impl final : rpc::PeerHandler,
     storage::StoreEvents events;
     events.committed = [this](crdt::WriteId upto) {
       loop.post([this, upto] {
-        if (!stopping) engine->committed(upto, wall_clock());
+        if (!closed) engine->committed(upto, wall_clock());
       });
     };
     events.failed = [this](const std::string& reason) {
       loop.post([this, reason] {
-        if (!stopping) engine->store_failed(reason, wall_clock());
+        if (!closed) engine->store_failed(reason, wall_clock());
       });
     };
     return events;
@@ -364,12 +368,13 @@ struct Daemon::Impl final : rpc::PeerHandler,
   }
 
   void pump() {
-    if (stopping) return;
+    if (closed) return;
     engine->pump(wall_clock());
     if (home) home->pump();
     if (engine->ready_for_more()) {
       for (auto& held : std::exchange(held_peers, {})) held->fulfill();
     }
+    if (stopping && (engine->handed_over() || uv_now(loop.uv()) >= hand_over_until)) close();
   }
 
   /// Someone waits for a commit: pump at the end of this turn, not at the next interval.
@@ -384,11 +389,20 @@ struct Daemon::Impl final : rpc::PeerHandler,
     pump();
   }
 
+  /// Peers get the rights that are left here, so that these do not lie idle meanwhile.
   void stop() {
     if (stopping) return;
     log.info("stopping");
     stopping = true;
     watch.reset();
+    hand_over_until = uv_now(loop.uv()) + kHandOverMs;
+    const std::size_t windows = engine->hand_over(wall_clock());
+    if (windows == 0) return close();
+    log.info("rights_handed_over", {{"windows", windows}});
+  }
+
+  void close() {
+    closed = true;
     engine->stop(wall_clock());
     farewell = std::make_unique<UvHandle<uv_timer_t>>();
     uv_timer_init(loop.uv(), farewell->get());
@@ -418,18 +432,18 @@ struct Daemon::Impl final : rpc::PeerHandler,
   void peer_up(crdt::PeerIndex peer, const crdt::Incarnation& incarnation) override {
     log.info("peer_up", {{"peer", peer_name(config.peers[peer].member)},
                          {"incarnation", crdt::to_string(incarnation)}});
-    if (!stopping) engine->peer_up(peer, incarnation, wall_clock());
+    if (!closed) engine->peer_up(peer, incarnation, wall_clock());
   }
 
   void peer_down(crdt::PeerIndex peer) override {
     log.warn("peer_down", {{"peer", peer_name(config.peers[peer].member)},
                            {"reason", peers ? peers->status(peer).last_error : ""}});
-    if (!stopping) engine->peer_down(peer);
+    if (!closed) engine->peer_down(peer);
   }
 
   kj::Promise<void> receive(crdt::PeerIndex peer, const crdt::Incarnation& from,
                             crdt::Message message) override {
-    if (stopping) return kj::READY_NOW;
+    if (closed) return kj::READY_NOW;
     engine->receive(peer, from, message, wall_clock());
     if (engine->ready_for_more()) return kj::READY_NOW;
     auto held = kj::newPromiseAndFulfiller<void>();

@@ -78,6 +78,32 @@ bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& e
   return true;
 }
 
+std::size_t Engine::hand_over(Nanos wall) {
+  Nanos now = clock(wall);
+  limiter_->settle_all(now);
+  escrow_->hand_over(now);
+  std::size_t windows = 0;
+  for (std::size_t each : escrow_->handed_over()) windows += each;
+  if (windows > 0) pump(wall);
+  return windows;
+}
+
+bool Engine::handed_over() {
+  if (heirs_ != escrow_->handed_over()) {
+    heirs_ = escrow_->handed_over();
+    handed_over_write_ = last_write_;
+    handed_over_stamp_ = 0;
+  }
+  if (durable_ && persisted_ < handed_over_write_) return false;
+  const std::vector<crdt::PeerStatus> peers = replica_->peers();
+  for (crdt::PeerIndex i = 0; i < peers.size(); ++i) {
+    // What is durable has its stamp.
+    if (handed_over_stamp_ == 0) handed_over_stamp_ = peers[i].acked + peers[i].unacked;
+    if (heirs_[i] > 0 && peers[i].incarnation && peers[i].acked < handed_over_stamp_) return false;
+  }
+  return true;
+}
+
 void Engine::stop(Nanos wall) {
   Nanos now = clock(wall);
   limiter_->settle_all(now);

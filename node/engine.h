@@ -91,6 +91,12 @@ class Engine {
   /// store as they are: the driver brings them back to its thread and calls committed() and
   /// store_failed(). Returns false and why.
   bool start(Nanos wall, storage::StoreEvents store_events, std::string& error);
+  /// Before a clean stop, while sessions last: settles in full all that is open, and transfers
+  /// rights of escrow rules that are left here (EscrowAgent::hand_over). Nothing may be decided
+  /// after it; pump until handed_over() or out of patience. Returns how many windows' rights.
+  std::size_t hand_over(Nanos wall);
+  /// Those who got them have them, durably, or are gone.
+  bool handed_over();
   /// Hands over everything, commits it and closes the store. Nothing may be called after it.
   void stop(Nanos wall);
 
@@ -189,6 +195,9 @@ class Engine {
   Nanos wall_ = 0;  // when the driver last said it: the engine's own clock stands with the disk
   std::vector<crdt::OwnCount> counts_;
   OverAdmission over_admission_;
+  std::vector<std::size_t> heirs_;       // EscrowAgent::handed_over, as it was last
+  crdt::WriteId handed_over_write_ = 0;  // with that
+  std::uint64_t handed_over_stamp_ = 0;  // up to here they have to acknowledge; 0: not known
   bool holding_ = false;
   bool renewing_ = false;  // a tripwire asked for a new incarnation; writes are still on their way
   std::string failure_;

@@ -27,7 +27,9 @@ std::uint64_t left(Mesh& mesh, std::size_t node, const std::string& key) {
 
 std::uint64_t spent_now(Mesh& mesh, const Rule& rule, const std::string& key) {
   std::vector<Entry> entries{{"key", key}};
-  crdt::SeriesId series = mesh.limiter(0).series_of(0, {"api", entries, 0});
+  std::size_t node = 0;
+  while (!mesh.up(node)) ++node;
+  crdt::SeriesId series = mesh.limiter(node).series_of(0, {"api", entries, 0});
   WindowShape shape = window_shape(rule, series);
   auto at = mesh.spent().find({series, shape.epoch(shape.index(mesh.now()))});
   return at == mesh.spent().end() ? 0 : at->second.units;
@@ -186,6 +188,44 @@ LAW(46, "after a heal, unused rights reach demand", WEIR_LIVE_CORNERS, "others h
   RC_ASSERT(spent_now(mesh, made.rule, "k") == made.limit);
   Decision over = mesh.spend(hungry, "k", 1);
   RC_ASSERT(!over.allowed);
+}
+
+LAW(46, "what a node has left when it is stopped, the others can spend", "handed over",
+    "nothing was left", "somebody else has used some", "back again") {
+  World made = world(10 * kMinute);
+  made.options.nodes = std::min<std::size_t>(made.options.nodes, 3);
+  if (!made.options.weights.empty()) made.options.weights.resize(made.options.nodes, 1);
+  Mesh mesh(made.options);
+  mesh.settle();
+  mesh.advance(10 * kMinute - mesh.now() % (10 * kMinute) + kSecond);
+  const std::size_t leaving = *between<std::size_t>(0, mesh.size() - 1).as("who is stopped");
+  const std::size_t hungry =
+      (leaving + *between<std::size_t>(1, mesh.size() - 1).as("who asks")) % mesh.size();
+  bool used = false;
+  for (int i = *between<int>(1, 5); i > 0; --i) {
+    used |= mesh.spend(leaving, "k", 1).allowed;
+    mesh.advance(*one_of<Nanos>({5, 300}) * kMillisecond);
+  }
+  if (*chance(50)) mesh.spend(hungry, "k", 1);
+  mesh.advance(*one_of<Nanos>({100, 3000}) * kMillisecond);
+  if (!used) return;  // it does not know of what windows it has rights
+  const bool had = left(mesh, leaving, "k") > 0;
+  RC_ASSERT(mesh.hand_over(leaving) == (had ? 1u : 0u));
+  RC_ASSERT(left(mesh, leaving, "k") == 0u);
+  reached("handed over", had);
+  reached("nothing was left", !had);
+  reached("somebody else has used some", left(mesh, hungry, "k") < made.limit);
+  mesh.advance(kSecond);
+  mesh.crash(leaving);
+  for (int tries = 0; tries < 300; ++tries) {
+    bool passed = mesh.spend(hungry, "k", 1).allowed;
+    mesh.advance(passed ? 20 * kMillisecond : 200 * kMillisecond);
+    if (spent_now(mesh, made.rule, "k") == made.limit) break;
+  }
+  RC_ASSERT(spent_now(mesh, made.rule, "k") == made.limit);
+  mesh.boot(leaving);
+  exhaust(mesh, made);
+  reached("back again");
 }
 
 }  // namespace

@@ -143,6 +143,13 @@ void Mesh::boot(std::size_t i) {
   at(node.next_pump, [beat] { (*beat)(); });
 }
 
+std::size_t Mesh::hand_over(std::size_t i) {
+  nodes_[i].agent->hand_over(now_);
+  std::size_t windows = 0;
+  for (std::size_t given : nodes_[i].agent->handed_over()) windows += given;
+  return windows;
+}
+
 void Mesh::crash(std::size_t i) {
   if (!up(i)) return;
   Node& node = nodes_[i];

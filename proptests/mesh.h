@@ -66,6 +66,9 @@ class Mesh {
   /// Asks the node's limiter for the key under an escrow rule. What passes counts as admitted once
   /// its answer may go out: at once, or after a commit.
   Decision spend(std::size_t node, const std::string& key, std::uint64_t hits);
+  /// The node is about to be stopped: it transfers the rights that it has left. To be told to
+  /// others it needs time. Returns how many windows'.
+  std::size_t hand_over(std::size_t node);
   /// Sends everything unsent now.
   void flush(std::size_t node);
   void advance(Nanos time);

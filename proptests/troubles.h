@@ -18,13 +18,14 @@ enum class Trouble : std::uint8_t {
   restore_disk,
   reincarnate,
   stall,
-  unstall
+  unstall,
+  stop
 };
 
 inline void trouble(Mesh& mesh) {
   std::size_t i = *between<std::size_t>(0, mesh.size() - 1);
   std::size_t j = (i + *between<std::size_t>(1, mesh.size() - 1)) % mesh.size();
-  auto what = static_cast<Trouble>(*choice(10));
+  auto what = static_cast<Trouble>(*choice(11));
   switch (what) {
     case Trouble::cut:
       return mesh.cut(i, j);
@@ -32,6 +33,11 @@ inline void trouble(Mesh& mesh) {
       return mesh.cut(i, j, false);
     case Trouble::mend:
       return mesh.mend(i, j);
+    case Trouble::stop:
+      if (!mesh.up(i)) return;
+      mesh.hand_over(i);
+      mesh.advance(*between<Nanos>(0, 1000) * kMillisecond);
+      [[fallthrough]];
     case Trouble::crash:
     case Trouble::lose_disk:
     case Trouble::restore_disk:
@@ -40,6 +46,7 @@ inline void trouble(Mesh& mesh) {
       if (what == Trouble::restore_disk) mesh.restore_disk(i);
       mesh.advance(*between<Nanos>(0, 2000) * kMillisecond);
       mesh.boot(i);
+      if (what == Trouble::stop) return;
       reached(what == Trouble::crash       ? "a crash"
               : what == Trouble::lose_disk ? "a lost disk"
                                            : "an older copy of a disk");
