@@ -41,6 +41,7 @@ struct Totals {
     sum.escrow_admitted += stats.escrow_admitted;
     sum.escrow_denied += stats.escrow_denied;
     sum.escrow_given += stats.escrow_given;
+    sum.satisfied += stats.satisfied;
     sum.messages += stats.messages;
     sum.commits += stats.commits;
     sum.boots += stats.boots;
@@ -93,8 +94,9 @@ void print_summary(const Totals& totals, double wall, bool json) {
   fmt::print("decisions        {}, {} units admitted, {} over a window's limit\n", sum.decisions,
              sum.admitted, sum.over_admitted);
   fmt::print(
-      "escrow           {} units admitted, {} denied while others may have had rights, {} given\n",
-      sum.escrow_admitted, sum.escrow_denied, sum.escrow_given);
+      "escrow           {} units admitted, {} denied while others may have had rights, {} given; a "
+      "whole limit reached one node {} times\n",
+      sum.escrow_admitted, sum.escrow_denied, sum.escrow_given, sum.satisfied);
   fmt::print("boots            {}, {} changes of incarnation while running\n", sum.boots,
              sum.reincarnations);
   fmt::print("faults           {}\n", fault_count(sum));

@@ -44,6 +44,7 @@ TEST(Simulation, PinnedSeedsKeepTheLaws) {
     sum.admitted += result.stats.admitted;
     sum.over_admitted += result.stats.over_admitted;
     sum.reincarnations += result.stats.reincarnations;
+    sum.satisfied += result.stats.satisfied;
     for (std::size_t i = 0; i < kFaultKinds; ++i) sum.faults[i] += result.stats.faults[i];
   }
   // What never happened was not tested.
@@ -53,6 +54,7 @@ TEST(Simulation, PinnedSeedsKeepTheLaws) {
   EXPECT_GT(sum.admitted, 10'000u);
   EXPECT_GT(sum.over_admitted, 0u) << "no window was ever contended across a partition";
   EXPECT_GT(sum.reincarnations, 10u);
+  EXPECT_GE(sum.satisfied, 5u) << "hardly anybody ever asked for all of an escrow rule's limit";
 }
 
 TEST(Simulation, RegressionSeedsKeepTheLaws) {

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <weir/limits/window.h>
 #include <weir/proptests/sim/lmdb_backing.h>
 
 namespace weir::sim {
@@ -13,8 +14,10 @@ namespace {
 
 constexpr Nanos kDetectCut = 3 * kSecond;
 constexpr Nanos kConvergeWithin = 60 * kSecond;  // times the scenario's scale
-constexpr std::uint64_t kInspectEvery = 200;     // events
-constexpr std::size_t kMaxHeld = 64;             // messages that wait for a node behind its disk
+/// Law 46: so long may a whole limit take to reach one node.
+constexpr Nanos kSatisfiedWithin = 40 * kSecond;
+constexpr std::uint64_t kInspectEvery = 200;  // events
+constexpr std::size_t kMaxHeld = 64;          // messages that wait for a node behind its disk
 
 HashKey hash_key(std::uint64_t seed) {
   Random random(seed, 2);
@@ -159,6 +162,7 @@ class World {
       heal();
       converge();
       rest();
+      hunger();
     } catch (const Violation& violation) {
       result.violated = true;
       result.law = violation.law;
@@ -472,6 +476,9 @@ class World {
     Node& node = nodes_[n];
     if (!node.up) return;
     note(n, "stop", 0, 0, [] { return "clean"; });
+    // Rights that it gives now may be known to nobody before it is back.
+    node.engine->hand_over(wall(n));
+    if (!node.up) return;
     checker_.stopping(n);
     node.engine->stop(wall(n));
     checker_.nodes[n].expired_to = node.store->expired_to();
@@ -690,6 +697,12 @@ class World {
     note(n, decision_.allowed ? "allow" : "deny", user * 1000 + path, hits,
          [&] { return fmt::format("u{} p{} hits {}", user, path, hits); });
     checker_.decided(n, request, decision_, at);
+    await_durable(n);
+  }
+
+  /// The answer of decision_ waits, if it must.
+  void await_durable(std::uint32_t n) {
+    Node& node = nodes_[n];
     if (decision_.allowed && decision_.wants_commit) {
       std::uint64_t number = checker_.asked(n);
       node.engine->when_durable([this, n, number](bool durable) {
@@ -922,12 +935,17 @@ class World {
     if (ahead > 500 * kMillisecond) {
       note(Trace::kWorld, "CATCH UP", static_cast<std::uint64_t>(ahead), 0,
            [&] { return fmt::format("{:.3f}s", static_cast<double>(ahead) / 1e9); });
-      pump_gap_ = std::clamp(ahead / 200, scenario_.sync_interval / 5,
-                             std::max(30 * kSecond, scenario_.sync_interval));
-      advance(now_ + ahead + kSecond);
-      pump_gap_ = scenario_.sync_interval / 5;
-      for (std::uint32_t n = 0; n < scenario_.nodes; ++n) plan_pump(n, pump_gap_);
+      sleep(ahead + kSecond);
     }
+  }
+
+  /// Nothing much happens for a while: nodes pump seldom.
+  void sleep(Nanos time) {
+    pump_gap_ = std::clamp(time / 200, scenario_.sync_interval / 5,
+                           std::max(30 * kSecond, scenario_.sync_interval));
+    advance(now_ + time);
+    pump_gap_ = scenario_.sync_interval / 5;
+    for (std::uint32_t n = 0; n < scenario_.nodes; ++n) plan_pump(n, pump_gap_);
   }
 
   void converge() {
@@ -974,6 +992,66 @@ class World {
     checker_.at_rest(linked, same_rules);
     note(Trace::kWorld, "REST", 0, 0, [] { return "quiet, and all answers are equal"; });
     for (const Node& node : nodes_) trace_.fold(node.engine->replica().digest());
+  }
+
+  /// Nothing is broken any more: one node that asks for all of an escrow rule's limit gets it, in a
+  /// window that has just begun, of a key that nobody has asked for before.
+  void hunger() {
+    auto n = static_cast<std::uint32_t>(timing_.below(scenario_.nodes));
+    std::uint64_t weights = 0;
+    for (std::uint32_t other = 0; other < scenario_.nodes; ++other) {
+      const Node& node = nodes_[other];
+      weights += scenario_.weights[other];
+      // Who is not linked cannot be asked; a node whose disk failed spends no rights, nor gives
+      // any.
+      if (other != n && !scenario_.links[n][other].exists) return;
+      if (node.store->failed() || node.rules != nodes_[n].rules) return;
+    }
+    if (weights == 0 || scenario_.max_series < 1000) return;
+    const std::shared_ptr<const RuleSet> rules = nodes_[n].engine->limiter().rules();
+    for (std::uint32_t i = 0; i < rules->rules().size(); ++i) {
+      const Rule& rule = rules->rules()[i];
+      if (rule.enforcement == Enforcement::escrow && !rule.shadow && hunger(n, i, rule)) return;
+    }
+  }
+
+  bool hunger(std::uint32_t n, std::uint32_t index, const Rule& rule) {
+    node::Engine& engine = *nodes_[n].engine;
+    const std::vector<Entry> entries{{"path", "/h"}, {"method", "POST"}, {"user", "hungry"}};
+    const std::string_view only[] = {rule.name};
+    Request request{"sim", entries, 1, {}, false, only};
+    const std::uint64_t cost = rule.cost_of(request);
+    if (cost == 0 || cost > rule.limit) return false;
+    const crdt::SeriesId series = engine.limiter().series_of(index, request);
+    const WindowShape shape = window_shape(rule, series);
+    const Nanos now = engine.clock(wall(n));
+    const crdt::Epoch next = shape.epoch(shape.index(now) + 1);
+    const Nanos patience = kSatisfiedWithin * scenario_.scale;
+    // No history need be that long.
+    if (next.expiry - next.start < patience + 2 * kSecond) return false;
+    sleep(next.start - now);
+    advance(now_ + kSecond);
+    note(n, "HUNGRY", rule.limit, cost,
+         [&] { return fmt::format("asks for {} of {}", rule.limit, rule.name); });
+    std::uint64_t most = 1 + rule.limit / cost / 20;
+    std::uint64_t left = rule.limit / cost;
+    for (const Nanos until = now_ + patience; left > 0 && now_ < until;) {
+      request.hits = std::min(most, left);
+      engine.check(request, wall(n), decision_);
+      checker_.decided(n, request, decision_, engine.clock(0));
+      await_durable(n);
+      if (decision_.allowed) left -= request.hits;
+      // What comes in small parts is spent so.
+      if (!decision_.allowed) most = std::max<std::uint64_t>(1, most / 2);
+      advance(now_ + (decision_.allowed ? 20 : 200) * kMillisecond * scenario_.scale);
+    }
+    if (left == 0) {
+      ++stats_.satisfied;
+      return true;
+    }
+    throw Violation{
+        46, fmt::format("n{} asked for all of {} for {}s, and {} of {} units did not come", n,
+                        rule.name, patience / kSecond, left * cost, rule.limit)};
   }
 
   RunOptions options_;

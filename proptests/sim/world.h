@@ -41,6 +41,7 @@ struct RunStats {
   std::uint64_t escrow_admitted = 0;
   std::uint64_t escrow_denied = 0;  ///< while others may have had rights
   std::uint64_t escrow_given = 0;
+  std::uint64_t satisfied = 0;  ///< runs at whose end one node got all of a limit (law 46)
   std::uint64_t messages = 0;
   std::uint64_t commits = 0;
   std::uint64_t boots = 0;
