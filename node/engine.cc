@@ -196,7 +196,9 @@ std::string Engine::shed(const Request& request, Nanos wall) {
   std::vector<std::uint32_t> matched;
   rules->match(request, matched);
   const bool waits = std::any_of(matched.begin(), matched.end(), [&](std::uint32_t index) {
-    return rules->rules()[index].durability == Durability::commit;
+    const Rule& rule = rules->rules()[index];
+    return rule.durability == Durability::commit ||
+           (rule.enforcement == Enforcement::escrow && escrow_->scarce(rule.limit));
   });
   if (!waits) return {};
   ++shed_;
@@ -375,7 +377,6 @@ EscrowWindow Engine::escrow_window(std::uint32_t rule, const Request& request, N
   WindowShape shape = window_shape(of, window.cell.series);
   window.cell.epoch = shape.epoch(shape.index(now));
   window.cost = mul_saturated(of.cost_of(request), request.hits);
-  window.holders = escrow_->holders(window.cell, of.limit, now);
   return window;
 }
 

@@ -55,12 +55,10 @@ struct EngineEvents {
   std::function<void(const std::string& event, const std::string& detail)> log;
 };
 
-/// Escrow: the window and the cost that a request has in a rule, and the peers that may have rights
-/// of that window, the richest first.
+/// Escrow: the window and the cost that a request has in a rule.
 struct EscrowWindow {
   crdt::CellId cell;
   std::uint64_t cost = 0;
-  std::vector<crdt::PeerIndex> holders;
 };
 
 struct EngineStatus {

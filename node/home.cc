@@ -15,6 +15,8 @@ namespace {
 constexpr Nanos kHold = 10 * kSecond;
 /// After which to try again whether others have rights.
 constexpr Nanos kAskAgain = 200 * kMillisecond;
+/// Of one request that is sent again while it is being decided, so many wait for the answer.
+constexpr std::size_t kMostTheSame = 64;
 /// In which a transfer of rights is committed, at least.
 constexpr Nanos kTransfer = 50 * kMillisecond;
 
@@ -220,8 +222,10 @@ std::string HomeDesk::refuse(const Request& request) {
 }
 
 bool HomeDesk::knows(const Request& request) {
-  return request.only.empty() && !request.id.empty() && !asked_.empty() &&
-         asked_.find(home_id(request.domain, request.id), driver_.wall()) != nullptr;
+  if (!request.only.empty() || request.id.empty() || (asked_.empty() && same_.empty()))
+    return false;
+  const std::string id = home_id(request.domain, request.id);
+  return same_.contains(id) || asked_.find(id, driver_.wall()) != nullptr;
 }
 
 std::shared_ptr<HomeDesk::Job> HomeDesk::make_job(rpc::CheckItem item,
@@ -237,15 +241,23 @@ std::shared_ptr<HomeDesk::Job> HomeDesk::make_job(rpc::CheckItem item,
 
 void HomeDesk::decide(rpc::CheckItem item, std::function<void(rpc::CheckReply)> done) {
   std::shared_ptr<Job> job = make_job(std::move(item), std::move(done));
+  if (auto same = same_.find(job->id); same != same_.end()) {
+    if (same->second.size() < kMostTheSame) {
+      same->second.push_back(std::move(job->done));
+      return;
+    }
+    job->reply.error = "unknown: the same request is being decided";
+    return job->done(std::move(job->reply));
+  }
   AsRequest as(job->item);
   Plan planned = plan(as.request);
   if (!planned.remotes.empty()) ++counters_.forwarded;
   if (recall(*job, as.request, planned)) return job->done(std::move(job->reply));
   job->remotes = std::move(planned.remotes);
   Decision decision;
-  if (!reserve_here(*job, planned.local, false, decision) &&
-      !pass_on(*job, as.request, planned, decision)) {
-    return tell(job);
+  if (!reserve_here(*job, planned.local, false, decision)) {
+    std::vector<Remote> rights = lacking(as.request, decision);
+    if (rights.empty() || !pass_on(*job, planned, std::move(rights))) return tell(job);
   }
   ask(std::move(job));
 }
@@ -253,20 +265,19 @@ void HomeDesk::decide(rpc::CheckItem item, std::function<void(rpc::CheckReply)> 
 bool HomeDesk::pass_on(const Request& request, const Decision& denied,
                        std::function<void(rpc::CheckReply)> done) {
   if (denied.allowed || !request.only.empty()) return false;
+  std::vector<Remote> rights = lacking(request, denied);
+  if (rights.empty()) return false;
   std::shared_ptr<Job> job = make_job(item_of(request), std::move(done));
   Plan planned = plan(request);
   job->reply = reply_of(denied, *engine_.limiter().rules());
-  if (!pass_on(*job, request, planned, denied)) return false;
+  if (!pass_on(*job, planned, std::move(rights))) return false;
   ask(std::move(job));
   return true;
 }
 
-/// Takes rules out of `plan.local` that the holders of rights are to decide, and reserves the rest
+/// Takes rules out of `plan.local` that holders of `rights` are to decide, and reserves the rest
 /// again. False: the denial stands, and nothing is held.
-bool HomeDesk::pass_on(Job& job, const Request& request, Plan& plan, const Decision& denied) {
-  if (request.hits == 0) return false;
-  std::vector<Remote> rights = lacking(request, denied);
-  if (rights.empty() || !begin(rights)) return false;
+bool HomeDesk::pass_on(Job& job, Plan& plan, std::vector<Remote> rights) {
   for (const Remote& remote : rights) std::erase(plan.local, remote.rules[0]);
   rpc::CheckReply said = std::move(job.reply);
   job.reply = {};
@@ -279,6 +290,7 @@ bool HomeDesk::pass_on(Job& job, const Request& request, Plan& plan, const Decis
   job.denied = std::move(said);
   job.remotes.insert(job.remotes.begin(), rights.begin(), rights.end());
   ++passed_on_.requests;
+  if (!job.id.empty()) same_[job.id];
   return true;
 }
 
@@ -307,17 +319,30 @@ bool HomeDesk::reserve_here(Job& job, std::span<const std::string_view> only, bo
 // Rights of escrow rules.
 
 /// What others are to decide of a request that was denied: nothing if anything but rights is
-/// missing, or there is nobody to ask.
+/// missing, or there is nobody to ask, or not now.
 std::vector<HomeDesk::Remote> HomeDesk::lacking(const Request& request, const Decision& denied) {
   std::vector<Remote> remotes;
   const std::shared_ptr<const RuleSet> rules = engine_.limiter().rules();
+  if (request.hits == 0) return remotes;
   for (const RuleStatus& status : denied.statuses) {
     if (status.allowed || status.shadow) continue;
     const bool may = status.elsewhere && !status.degraded && status.rule < rules->rules().size() &&
                      engine_.escrow().scarce(rules->rules()[status.rule].limit);
     if (!may) return {};
-    remotes.push_back(rights_of(status.rule, request));
-    if (remotes.back().others.empty()) return {};
+  }
+  for (const RuleStatus& status : denied.statuses) {
+    if (status.allowed || status.shadow) continue;
+    // Before anything that costs: there may be many like this one.
+    Remote remote = rights_of(status.rule, request);
+    const Nanos now = driver_.wall();
+    remote.trailed = trails_.begin(remote.cell, remote.cost, remote.limit, now);
+    passed_on_.withheld += !remote.trailed;
+    if (remote.trailed) remote.others = holders(remote);
+    remotes.push_back(std::move(remote));
+    if (remotes.back().others.empty()) {
+      drop(remotes);
+      return {};
+    }
   }
   for (Remote& remote : remotes) {
     remote.member = remote.others.front();
@@ -335,22 +360,16 @@ HomeDesk::Remote HomeDesk::rights_of(std::uint32_t rule, const Request& request)
   EscrowWindow window = engine_.escrow_window(rule, request, driver_.wall());
   remote.cell = window.cell;
   remote.cost = window.cost;
-  for (crdt::PeerIndex peer : window.holders) {
-    const std::size_t member = peer + 1;
-    if (driver_.reachable(member)) remote.others.push_back(member);
-  }
   return remote;
 }
 
-bool HomeDesk::begin(std::vector<Remote>& remotes) {
-  for (Remote& remote : remotes) {
-    remote.trailed = trails_.begin(remote.cell, remote.cost, remote.limit, driver_.wall());
-    if (remote.trailed) continue;
-    ++passed_on_.withheld;
-    drop(remotes);
-    return false;
+std::vector<std::size_t> HomeDesk::holders(const Remote& remote) {
+  std::vector<std::size_t> members;
+  const Nanos now = engine_.clock(driver_.wall());
+  for (crdt::PeerIndex peer : engine_.escrow().holders(remote.cell, remote.limit, now)) {
+    if (driver_.reachable(peer + 1)) members.push_back(peer + 1);
   }
-  return true;
+  return members;
 }
 
 void HomeDesk::drop(std::vector<Remote>& remotes) {
@@ -379,11 +398,13 @@ bool HomeDesk::recall(Job& job, const Request& request, Plan& plan) {
         std::find(asked->rules.begin(), asked->rules.end(), rule.name) != asked->rules.end();
     if (!was || rule.enforcement != Enforcement::escrow) continue;
     Remote remote = rights_of(index, request);
+    remote.others = holders(remote);
     std::erase(remote.others, asked->member);
     remote.member = asked->member;
     remote.bound = true;
     std::erase(plan.local, std::string_view(rule.name));
     plan.remotes.push_back(std::move(remote));
+    same_[job.id];
   }
   return false;
 }
@@ -433,7 +454,9 @@ void HomeDesk::wait_for_rights(std::shared_ptr<Job> job) {
       return ask(std::move(job));
     }
   }
-  if (job->remotes[job->next].used_up || now >= job->wait_until) return deny(std::move(job));
+  // A wall clock that was set back ends the waiting, too.
+  const bool over = now >= job->wait_until || now + deadline_ < job->until;
+  if (job->remotes[job->next].used_up || over) return deny(std::move(job));
   waiting_.push_back(std::move(job));
 }
 
@@ -496,7 +519,7 @@ void HomeDesk::ask(std::shared_ptr<Job> job) {
   if (remote.rights) {
     ++remote.asked;
     ++passed_on_.asked;
-    patience = std::max(job->until - driver_.wall(), kMillisecond);
+    patience = std::clamp(job->until - driver_.wall(), kMillisecond, deadline_);
   }
   if (job->next + 1 == job->remotes.size() || item.hits == 0) {
     item.id = job->id;
@@ -637,13 +660,19 @@ void HomeDesk::tell(const std::shared_ptr<Job>& job) {
 
 void HomeDesk::finish(const std::shared_ptr<Job>& job) {
   const bool passed = job->reply.error.empty() && job->reply.allowed;
-  for (const Remote& remote : job->remotes) {
-    if (!passed || !remote.rights) continue;
+  auto rights = std::find_if(job->remotes.rbegin(), job->remotes.rend(),
+                             [](const Remote& remote) { return remote.rights; });
+  if (passed && rights != job->remotes.rend()) {
     ++passed_on_.admitted;
     if (!job->id.empty()) {
-      asked_.remember(job->id, {remote.member, remote.rules, job->reply}, driver_.wall());
+      asked_.remember(job->id, {rights->member, rights->rules, job->reply}, driver_.wall());
     }
-    break;
+  }
+  if (auto same = same_.find(job->id); same != same_.end()) {
+    rpc::CheckReply again = job->reply;
+    again.repeated |= passed;
+    const auto waiting = same_.extract(same);
+    for (const auto& told : waiting.mapped()) told(again);
   }
   job->done(std::move(job->reply));
 }

@@ -156,10 +156,10 @@ class HomeDesk {
   bool reserve_here(Job& job, std::span<const std::string_view> only, bool noted,
                     Decision& decision);
   bool recall(Job& job, const Request& request, Plan& plan);
-  bool pass_on(Job& job, const Request& request, Plan& plan, const Decision& denied);
+  bool pass_on(Job& job, Plan& plan, std::vector<Remote> rights);
   std::vector<Remote> lacking(const Request& request, const Decision& denied);
   Remote rights_of(std::uint32_t rule, const Request& request);
-  bool begin(std::vector<Remote>& remotes);
+  std::vector<std::size_t> holders(const Remote& remote);
   void drop(std::vector<Remote>& remotes);
   void holder_answered(std::shared_ptr<Job> job, const rpc::CheckReply& reply);
   void wait_for_rights(std::shared_ptr<Job> job);
@@ -183,6 +183,8 @@ class HomeDesk {
   RightsTrails trails_;
   AskedMembers asked_;
   PassedOnCounters passed_on_;
+  /// Who sent a request again while others are asked about it: is told the same. By id.
+  std::map<std::string, std::vector<std::function<void(rpc::CheckReply)>>> same_;
   std::vector<std::shared_ptr<Job>> waiting_;  // for rights; at most as many as RightsTrails allows
 };
 

@@ -233,5 +233,37 @@ TEST(HomeDesk, AForwardedRequestGoesNoFurther) {
             0u);
 }
 
+TEST(HomeDesk, ARequestThatComesAgainWhileRightsAreOnTheirWayCountsOnce) {
+  HomeCluster cluster(members(), set({rule("few", 4, Enforcement::escrow)}), {}, kNow);
+  cluster.give_shares();
+  EXPECT_TRUE(cluster.check(0, item("k")).allowed);
+  // Its share is used, and nobody can be asked: it waits for what it has asked for itself.
+  cluster.fault = [](std::size_t, std::size_t) { return Fault::not_sent; };
+  const rpc::CheckItem asked = item("k", 1, "id");
+  std::vector<Entry> entries{{"key", "k"}, {"user", "uk"}};
+  Request request{"api", entries, 1, asked.id};
+  EXPECT_FALSE(cluster.desk(0).knows(request));
+  Decision denied;
+  cluster.engine(0).check(request, cluster.now, denied);
+  ASSERT_FALSE(denied.allowed);
+  std::vector<rpc::CheckReply> replies;
+  auto told = [&](rpc::CheckReply reply) { replies.push_back(std::move(reply)); };
+  ASSERT_TRUE(cluster.desk(0).pass_on(request, denied, told));
+  ASSERT_TRUE(cluster.desk(0).knows(request));
+  for (int i = 0; i < 70; ++i) cluster.desk(0).decide(asked, told);
+  EXPECT_EQ(replies.size(), 6u);  // those that are too many
+  for (const rpc::CheckReply& reply : replies) {
+    EXPECT_EQ(reply.error, "unknown: the same request is being decided");
+  }
+  replies.clear();
+  cluster.fault = [](std::size_t, std::size_t) { return Fault::none; };
+  cluster.exchange(100 * kMillisecond);
+  ASSERT_EQ(replies.size(), 65u);
+  for (const rpc::CheckReply& reply : replies) EXPECT_TRUE(reply.allowed) << reply.error;
+  EXPECT_TRUE(replies.front().repeated);
+  EXPECT_FALSE(replies.back().repeated);  // the one that came first
+  EXPECT_EQ(cluster.used_rows(0, 0, asked), 2u);
+}
+
 }  // namespace
 }  // namespace weir::node

@@ -118,14 +118,6 @@ Rule escrow_rule(std::string name, std::string key, std::uint64_t limit) {
   return rule;
 }
 
-/// Without disks they have shares of windows that begin once they know each other.
-void give_shares(HomeCluster& cluster) {
-  cluster.connect();
-  cluster.exchange(2 * kSecond);
-  cluster.now += kHour - cluster.now % kHour;
-  cluster.exchange(40 * kMillisecond);
-}
-
 LAW(46,
     "where one node asks, each unit of a scarce limit passes at the first try, and those that "
     "decide for it want none",
@@ -134,7 +126,7 @@ LAW(46,
       *(*chance(70) ? between<std::uint64_t>(3, 5) : between<std::uint64_t>(1, 31)).as("limit");
   std::vector<crdt::Member> members = {{"a", "1"}, {"b", "1"}, {"b", "2"}, {"c", "1"}};
   HomeCluster cluster(members, rule_set({escrow_rule("r", "key", limit)}), {}, kStart);
-  give_shares(cluster);
+  cluster.give_shares();
   const std::size_t node = *between<std::size_t>(0, members.size() - 1).as("who asks");
   rpc::CheckItem item{"api", {{"key", *one_of<std::string>({"x", "y", "z"})}}, 1};
   for (std::uint64_t i = 0; i <= limit; ++i) {
@@ -170,7 +162,7 @@ LAW(23,
   rules.insert(rules.begin(), local);
   std::vector<crdt::Member> members = {{"a", "1"}, {"b", "1"}, {"b", "2"}, {"c", "1"}};
   HomeCluster cluster(members, rule_set(rules), {}, kStart);
-  give_shares(cluster);
+  cluster.give_shares();
   const int loss = *one_of<int>({0, 0, 10, 40, 70});
   bool arrived = true;
   bool lost_answer = false;
