@@ -65,7 +65,8 @@ struct CheckItem {
   /// It may take long (a commit, another region): it shares no message with those that need not
   /// wait for it.
   bool apart = false;
-  /// Between nodes: the home rules that are to decide, where they arrive. Empty: all, anywhere.
+  /// Between nodes: the rules that are to decide, where they arrive: those that have their home
+  /// there, or escrow rules, from the rights that are there. Empty: all, anywhere.
   std::vector<std::string> only = {};
   bool wants_bound = false;  ///< asks for CheckStatus::over_admission
   friend bool operator==(const CheckItem&, const CheckItem&) = default;

@@ -186,7 +186,7 @@ struct CheckRequest {
   entries @1 :List(Entry);
   hits @2 :UInt64 = 1;   # 0 peeks
   id @3 :Text;           # not empty: names the request, which then counts once
-  only @4 :List(Text);   # from another node, not empty: these home rules alone, and no further
+  only @4 :List(Text);   # from another node, not empty: these rules alone, and no further
   wantsBound @5 :Bool;   # the answer should tell overAdmission
 }
 
