@@ -2,26 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <weir/limits/test_util.h>
+
 namespace weir {
 namespace {
 
+using test::rule;
+using test::set;
+
 constexpr Nanos kStart = 400'000 * kHour;
-
-Rule rule(std::string name, std::uint64_t limit) {
-  Rule out;
-  out.domain = "api";
-  out.name = std::move(name);
-  out.key = {"key"};
-  out.limit = limit;
-  return out;
-}
-
-std::shared_ptr<const RuleSet> set(std::vector<Rule> rules) {
-  std::vector<RuleError> errors;
-  auto made = RuleSet::make(std::move(rules), errors);
-  EXPECT_TRUE(errors.empty());
-  return made;
-}
 
 struct Ask {
   std::vector<Entry> entries{{"key", "k"}, {"method", "POST"}};

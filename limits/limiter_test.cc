@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <weir/limits/counted_new.h>
+#include <weir/limits/test_util.h>
 
 #include <atomic>
 #include <map>
@@ -10,24 +11,10 @@
 namespace weir {
 namespace {
 
+using test::rule;
+using test::set;
+
 constexpr Nanos kNow = 1'000'000 * kMinute;
-
-Rule rule(std::string name, std::uint64_t limit, Algorithm algorithm = Algorithm::fixed_window) {
-  Rule made;
-  made.domain = "api";
-  made.name = std::move(name);
-  made.key = {"key"};
-  made.limit = limit;
-  made.algorithm = algorithm;
-  return made;
-}
-
-std::shared_ptr<const RuleSet> set(std::vector<Rule> rules) {
-  std::vector<RuleError> errors;
-  auto made = RuleSet::make(std::move(rules), errors);
-  for (const RuleError& error : errors) ADD_FAILURE() << error.to_string();
-  return made;
-}
 
 struct Ask {
   std::vector<Entry> entries;

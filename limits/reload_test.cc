@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 #include <weir/limits/limiter.h>
 #include <weir/limits/published.h>
+#include <weir/limits/test_util.h>
 
 #include <atomic>
 #include <memory>
@@ -9,29 +10,16 @@
 namespace weir {
 namespace {
 
+using test::set;
+
 constexpr Nanos kNow = 1'000'000 * kMinute;
 
 Rule rule(std::uint64_t limit, Algorithm algorithm = Algorithm::fixed_window) {
-  Rule made;
-  made.domain = "api";
-  made.name = "r";
-  made.key = {"key"};
-  made.limit = limit;
-  made.algorithm = algorithm;
-  return made;
+  return test::rule("r", limit, algorithm);
 }
 
 Rule named(std::string name, std::uint64_t limit) {
-  Rule made = rule(limit);
-  made.name = std::move(name);
-  return made;
-}
-
-std::shared_ptr<const RuleSet> set(std::vector<Rule> rules) {
-  std::vector<RuleError> errors;
-  auto made = RuleSet::make(std::move(rules), errors);
-  for (const RuleError& error : errors) ADD_FAILURE() << error.to_string();
-  return made;
+  return test::rule(std::move(name), limit);
 }
 
 struct Under {

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 #include <weir/limits/limiter.h>
+#include <weir/limits/test_util.h>
 #include <weir/limits/tickets.h>
 
 #include <map>
@@ -8,18 +9,11 @@
 namespace weir {
 namespace {
 
+using test::rule;
+using test::set;
+
 constexpr Nanos kNow = 1'000'000 * kMinute;
 constexpr crdt::Incarnation kSelf{7, 1};
-
-Rule rule(std::string name, std::uint64_t limit, Algorithm algorithm = Algorithm::fixed_window) {
-  Rule made;
-  made.domain = "api";
-  made.name = std::move(name);
-  made.key = {"key"};
-  made.limit = limit;
-  made.algorithm = algorithm;
-  return made;
-}
 
 struct Under {
   Limiter limiter;
@@ -32,10 +26,6 @@ struct Under {
     options.replicated = true;
     options.incarnation = kSelf;
     return options;
-  }
-  static std::shared_ptr<const RuleSet> set(std::vector<Rule> rules) {
-    std::vector<RuleError> errors;
-    return RuleSet::make(std::move(rules), errors);
   }
   Ticket reserve(std::uint64_t hits, Nanos now = kNow, std::string_view id = {}) {
     Entry entry{"key", "k"};

@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <weir/limits/rendezvous.h>
+#include <weir/limits/test_util.h>
 #include <weir/node/home_test_util.h>
 
 namespace weir::node {
 namespace {
+
+using weir::test::set;
 
 using test::HomeCluster;
 using Fault = HomeCluster::Fault;
@@ -15,22 +18,12 @@ constexpr Nanos kNow = 400'000 * kHour;
 
 Rule rule(std::string name, std::uint64_t limit, Enforcement enforcement,
           OnFailure on_failure = OnFailure::closed, std::vector<std::string> key = {"key"}) {
-  Rule out;
-  out.domain = "api";
-  out.name = std::move(name);
+  Rule out = weir::test::rule(std::move(name), limit);
   out.key = std::move(key);
-  out.limit = limit;
   out.window = kHour;
   out.enforcement = enforcement;
   out.on_failure = on_failure;
   return out;
-}
-
-std::shared_ptr<const RuleSet> set(std::vector<Rule> rules) {
-  std::vector<RuleError> errors;
-  auto made = RuleSet::make(std::move(rules), errors);
-  EXPECT_TRUE(errors.empty());
-  return made;
 }
 
 std::vector<crdt::Member> members() {

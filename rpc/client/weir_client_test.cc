@@ -12,29 +12,21 @@
 #include <weir/limits/lease.h>
 #include <weir/limits/limiter.h>
 #include <weir/limits/rules_text.h>
+#include <weir/limits/test_util.h>
 #include <weir/rpc/service.h>
 #include <weir/rpc/test_util.h>
 
 namespace weir {
 namespace {
 
+using test::set;
+
 using SteadyClock = std::chrono::steady_clock;
 
 Rule rule(std::string name, std::uint64_t limit) {
-  Rule out;
-  out.domain = "api";
-  out.name = std::move(name);
-  out.key = {"key"};
-  out.limit = limit;
+  Rule out = test::rule(std::move(name), limit);
   out.window = kHour;
   return out;
-}
-
-std::shared_ptr<const RuleSet> set(std::vector<Rule> rules) {
-  std::vector<RuleError> errors;
-  auto made = RuleSet::make(std::move(rules), errors);
-  EXPECT_TRUE(errors.empty());
-  return made;
 }
 
 Nanos wall() {
