@@ -240,10 +240,14 @@ LAW(23, "a bucket is not overdrawn where clocks differ, and rows and requests co
   clocks.check();
 }
 
-LAW(27, "of a bucket only periods that have not begun are lent, by the lender's clock",
-    "one that runs", "the next", "the one after", "one that is over", "far ahead", "no period") {
-  Rule rule = bucket_rule(*between<std::uint64_t>(1, 40).as("limit"), kSecond,
-                          *between<std::uint64_t>(2, 20).as("burst"));
+/// One of two members, that has lent nothing yet; and what names its bucket.
+struct Lender {
+  std::unique_ptr<Limiter> limiter;
+  RightsNeed names;
+  std::uint64_t share = 0;
+};
+
+Lender lender(const Rule& rule) {
   LimiterOptions options;
   options.replicated = true;
   options.incarnation = {1, 1};
@@ -251,16 +255,72 @@ LAW(27, "of a bucket only periods that have not begun are lent, by the lender's 
   options.shares = std::make_shared<const crdt::ShareTable>(
       std::vector<crdt::Shareholder>{{options.self, {{}}}, {{"r1", "n"}, {{}}}});
   options.max_series = 100;
-  Limiter limiter(rule_set({rule}), options);
+  Lender made;
+  made.limiter = std::make_unique<Limiter>(rule_set({rule}), options);
   // What it asks for itself names the rule and its periods.
   std::vector<Entry> entries{{"key", "k"}};
-  Nanos now = kStart;
-  RC_ASSERT(!limiter.check({"api", entries, rule.burst}, now).allowed);
+  RC_ASSERT(!made.limiter->check({"api", entries, rule.burst}, kStart).allowed);
   std::vector<RightsNeed> needs;
-  limiter.rights_needed(now, kSecond, needs);
+  made.limiter->rights_needed(kStart, kSecond, needs);
   RC_ASSERT(needs.size() == 1u);
-  crdt::CellId id = needs[0].cell;
-  now = id.epoch.start + 9 * kSecond + *between<Nanos>(0, kLendingPeriod - 1).as("into a period");
+  made.names = needs[0];
+  made.share = options.shares->share(options.self, needs[0].cell.series, rule.burst, kStart);
+  return made;
+}
+
+LAW(25, "what a lender has, has lent for now, and has sent ahead is its share at most",
+    "full ones are on their way", "two periods are lent", "lent in part", "spent") {
+  Rule rule = bucket_rule(*between<std::uint64_t>(1, 40).as("limit"), kSecond,
+                          *between<std::uint64_t>(2, 20).as("burst"));
+  Lender made = lender(rule);
+  Limiter& limiter = *made.limiter;
+  const crdt::SeriesId& series = made.names.cell.series;
+  WindowShape periods = lending_periods(series);
+  std::vector<Entry> entries{{"key", "k"}};
+  std::map<std::pair<Nanos, std::uint64_t>, std::uint64_t> rows;  // by period and row
+  Nanos now = kStart + kMinute;
+  for (int step = *between<int>(0, 40).as("steps"); step > 0; --step) {
+    std::int64_t index = periods.index(now);
+    int what = *choice(10);
+    if (what < 5) {
+      crdt::Epoch period = periods.epoch(index + *between<std::int64_t>(1, 2));
+      crdt::Incarnation to{*between<std::uint64_t>(2, 3), 1};
+      auto wanted = *between<std::uint64_t>(1, rule.burst);
+      limiter.give_rights(made.names.rule, {series, period}, to, wanted, now);
+      std::vector<crdt::OwnCount> written;
+      limiter.drain(written, 100);
+      for (const crdt::OwnCount& row : written) rows[{row.cell.epoch.start, row.birth}] = row.value;
+    } else if (what < 6) {
+      reached("spent", limiter.check({"api", entries, 1}, now).allowed);
+    } else {
+      now += *one_of<Nanos>({1, 10, 200, 700, 3000}) * kMillisecond;
+      index = periods.index(now);
+    }
+    Nanos start = periods.start(index);
+    std::uint64_t all = limiter.check({"api", entries, 0}, now).statuses[0].remaining;
+    std::set<Nanos> lent;
+    for (const auto& [row, units] : rows) {
+      bool fill = crdt::is_fill(row.second);
+      if (!fill && row.first >= start) lent.insert(row.first);
+      if (fill ? row.first > start : row.first == start) all += units;
+      reached("full ones are on their way", fill && row.first > start);
+      reached("lent in part", !fill && row.first == start && units < made.share);
+    }
+    reached("two periods are lent", lent.size() > 1);
+    RC_ASSERT(all <= made.share);
+  }
+}
+
+LAW(27, "of a bucket only periods that have not begun are lent, by the lender's clock",
+    "one that runs", "the next", "the one after", "one that is over", "far ahead", "no period") {
+  Rule rule = bucket_rule(*between<std::uint64_t>(1, 40).as("limit"), kSecond,
+                          *between<std::uint64_t>(2, 20).as("burst"));
+  Lender made = lender(rule);
+  Limiter& limiter = *made.limiter;
+  std::vector<Entry> entries{{"key", "k"}};
+  crdt::CellId id = made.names.cell;
+  Nanos now =
+      id.epoch.start + 9 * kSecond + *between<Nanos>(0, kLendingPeriod - 1).as("into a period");
   bool used = *chance(50).as("used here before");
   if (used) limiter.check({"api", entries, 1}, now - 4 * kSecond);
   auto ahead = *between<Nanos>(-2, 4).as("periods ahead");
@@ -268,7 +328,7 @@ LAW(27, "of a bucket only periods that have not begun are lent, by the lender's 
   id.epoch.expiry += (9 + ahead) * kLendingPeriod;
   bool odd = *chance(20).as("no period");
   if (odd) ++(*chance(50) ? id.epoch.start : id.epoch.expiry);
-  bool gave = limiter.give_rights(needs[0].rule, id, {2, 1}, 1, now);
+  bool gave = limiter.give_rights(made.names.rule, id, {2, 1}, 1, now);
   RC_ASSERT(gave == (!odd && ahead >= 1 && id.epoch.start <= now + 2 * kLendingPeriod));
   reached("no period", odd);
   reached("one that is over", ahead < 0);
