@@ -332,7 +332,8 @@ std::vector<EscrowAgent::Donor> EscrowAgent::donors(const crdt::CellId& id, std:
 std::vector<crdt::PeerIndex> EscrowAgent::holders(const crdt::CellId& cell, std::uint64_t limit,
                                                   Nanos now) const {
   std::vector<crdt::PeerIndex> peers;
-  for (const Donor& donor : donors(cell, limit, !scarce(limit), now)) peers.push_back(donor.peer);
+  for (const Donor& donor : donors(cell, limit, !is_scarce(limit, *options_.shares), now))
+    peers.push_back(donor.peer);
   return peers;
 }
 

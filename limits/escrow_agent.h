@@ -86,8 +86,12 @@ class EscrowAgent {
   /// Peers that may have rights of a window, the richest first, as far as is known here.
   std::vector<crdt::PeerIndex> holders(const crdt::CellId& cell, std::uint64_t limit,
                                        Nanos now) const;
-  /// is_scarce() of the limiter's shares.
-  bool scarce(std::uint64_t limit) const { return is_scarce(limit, *options_.shares); }
+  /// Where another member may decide for this one: an escrow rule's limit is_scarce(). A bucket's
+  /// never is: what fills in a period was lent before it began.
+  bool scarce(const Rule& rule) const {
+    return rule.enforcement == Enforcement::escrow && !is_bucket(rule.algorithm) &&
+           is_scarce(rule.limit, *options_.shares);
+  }
 
   const EscrowStanding& standing() const { return standing_; }
   /// All that the predecessor had, or every share, is this life's.

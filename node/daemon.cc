@@ -234,7 +234,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
     for (const Rule& rule : all) {
       if (rule.enforcement != Enforcement::escrow) continue;
       has_rights = true;
-      has_scarce |= engine->escrow().scarce(rule.limit);
+      has_scarce |= engine->escrow().scarce(rule);
     }
     if ((!has_homes && !has_scarce) || home) return;
     HomeOptions options;

@@ -197,8 +197,7 @@ std::string Engine::shed(const Request& request, Nanos wall) {
   rules->match(request, matched);
   const bool waits = std::any_of(matched.begin(), matched.end(), [&](std::uint32_t index) {
     const Rule& rule = rules->rules()[index];
-    return rule.durability == Durability::commit ||
-           (rule.enforcement == Enforcement::escrow && escrow_->scarce(rule.limit));
+    return rule.durability == Durability::commit || escrow_->scarce(rule);
   });
   if (!waits) return {};
   ++shed_;

@@ -327,7 +327,7 @@ std::vector<HomeDesk::Remote> HomeDesk::lacking(const Request& request, const De
   for (const RuleStatus& status : denied.statuses) {
     if (status.allowed || status.shadow) continue;
     const bool may = status.elsewhere && !status.degraded && status.rule < rules->rules().size() &&
-                     engine_.escrow().scarce(rules->rules()[status.rule].limit);
+                     engine_.escrow().scarce(rules->rules()[status.rule]);
     if (!may) return {};
   }
   for (const RuleStatus& status : denied.statuses) {
