@@ -223,6 +223,7 @@ LAW(46, "what a node has left when it is stopped, the others can spend", "handed
     if (spent_now(mesh, made.rule, "k") == made.limit) break;
   }
   RC_ASSERT(spent_now(mesh, made.rule, "k") == made.limit);
+  if (!*chance(30).as("it comes back")) return;
   mesh.boot(leaving);
   exhaust(mesh, made);
   reached("back again");
