@@ -56,6 +56,13 @@ rules:
     key: [key]
     limit: 3
     window: 365d
+  - name: parts
+    match: {mode: parts}
+    key: [key]
+    limit: 40
+    window: 1s
+    algorithm: token_bucket
+    burst: 6
     enforcement: escrow
   - name: home
     match: {mode: home}
@@ -361,6 +368,33 @@ TEST_F(ClusterTest, ARegionThatWasCutOffCatchesUp) {
   cluster.heal(2);
   ASSERT_TRUE(converges(cluster));
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(used(cluster, i, "quick", "k7"), 3u);
+}
+
+TEST_F(ClusterTest, ASplitBucketIsWholeWhereDemandIs) {
+  Cluster cluster(options({"eu", "us", "ap"}));
+  cluster.start_all();
+  rpc::Client client(client_options(cluster.client_address(1)));
+  // By this clock. A node's may have stood still for its disk, and catch up: a second at most.
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point begin = Clock::now();
+  std::uint64_t admitted = 0;
+  auto ask_for = [&](std::chrono::seconds time) {
+    std::uint64_t before = admitted;
+    for (Clock::time_point end = Clock::now() + time; Clock::now() < end;) {
+      rpc::CheckReply reply = client.check(item("parts", "k", 1));
+      EXPECT_EQ(reply.error, "");
+      admitted += reply.allowed;
+      std::this_thread::sleep_for(std::chrono::milliseconds(reply.allowed ? 1 : 5));
+      double passed = std::chrono::duration<double>(Clock::now() - begin).count();
+      EXPECT_LE(static_cast<double>(admitted), 6 + 40 * (passed + 1));
+    }
+    return admitted - before;
+  };
+  // Its share is 2 of 6 and a third of the rate: 13 a second. A machine that is busy may take its
+  // time, but then more than two thirds of all arrive.
+  std::uint64_t most = 0;
+  for (int i = 0; i < 15 && most < 80; ++i) most = std::max(most, ask_for(std::chrono::seconds(3)));
+  EXPECT_GE(most, 80u);
 }
 
 TEST_F(ClusterTest, RightsReachDemandAndNeverMoreThanThereAre) {
