@@ -56,6 +56,7 @@ rules:
     key: [key]
     limit: 3
     window: 365d
+    enforcement: escrow
   - name: parts
     match: {mode: parts}
     key: [key]

@@ -1021,7 +1021,8 @@ class World {
     const std::string_view only[] = {rule.name};
     Request request{"sim", entries, 1, {}, false, only};
     const std::uint64_t cost = rule.cost_of(request);
-    if (cost == 0 || cost > rule.limit) return false;
+    // A bucket's part comes a period later each time, and its rate may be as slow as one likes.
+    if (is_bucket(rule.algorithm) || cost == 0 || cost > rule.limit) return false;
     const crdt::SeriesId series = engine.limiter().series_of(index, request);
     const WindowShape shape = window_shape(rule, series);
     const Nanos now = engine.clock(wall(n));
