@@ -9,6 +9,9 @@ namespace weir {
 namespace {
 
 /// A peer that has no more than this long to answer is not asked for the next window.
+/// A life's share begins with windows that start so many times the tolerated skew after it did; and
+/// no life gives of those that start later than that.
+constexpr Nanos kHorizonSkews = 2;
 constexpr Nanos kLeadShare = 2;  // of max_skew
 constexpr std::uint32_t kReserveAttempts = 32;
 
@@ -54,6 +57,7 @@ void EscrowAgent::rules_changed() {
 
 void EscrowAgent::begin(bool disk, Nanos time_floor, Nanos now) {
   standing_ = {};
+  standing_.ahead = kHorizonSkews * replica_.options().max_skew;
   standing_.disk = disk;
   began_ = now_ = now;
   time_floor_ = time_floor;
@@ -92,11 +96,11 @@ void EscrowAgent::register_life(Nanos now) {
   update_succession();
 }
 
-/// What was transferred for a window that has not begun, and clocks that are ahead: twice the
-/// tolerated skew is not this life's.
+/// What was transferred for a window that has not begun, and clocks that are ahead: so much is not
+/// this life's.
 void EscrowAgent::write_horizon(Nanos now) {
   written_ = true;
-  Nanos horizon = now + 2 * replica_.options().max_skew;
+  Nanos horizon = now + kHorizonSkews * replica_.options().max_skew;
   write_row(crdt::kHorizonRow, std::max(static_cast<std::uint64_t>(horizon) + 1, newest_ + 1), now);
 }
 

@@ -238,6 +238,27 @@ TEST(Escrow, GivesWhatItHasAndNoMore) {
   EXPECT_EQ(cell->value_of({node.life, crdt::transfer_row(node.peer_life)}), 4u);
 }
 
+TEST(Escrow, GivesNothingOfAWindowThatALaterLifeHasAShareOf) {
+  Node node(10);
+  node.witnessed();
+  EXPECT_TRUE(ask(*node.limiter, 1).allowed);
+  node.commit();
+  std::vector<RightsNeed> needs;
+  ask(*node.limiter, 9, node.now);
+  node.limiter->rights_needed(node.now, 0, needs);
+  ASSERT_EQ(needs.size(), 1u);
+  crdt::CellId far = needs[0].cell;
+  Nanos length = 2 * (far.epoch.expiry - far.epoch.start);  // nothing is known of its demand
+  far.epoch = {far.epoch.start + length, far.epoch.expiry + length};
+  Nanos skew = node.replica->options().max_skew;
+  node.now = far.epoch.start - 2 * skew - 1;
+  node.hear(crdt::RightsRequest{needs[0].rule, far, 3});
+  EXPECT_EQ(node.agent->counters().requests_served, 0u);
+  node.now = far.epoch.start - 2 * skew;
+  node.hear(crdt::RightsRequest{needs[0].rule, far, 3});
+  EXPECT_EQ(node.agent->counters().requests_served, 1u);
+}
+
 TEST(Escrow, ALifeOnTheSameDiskTakesOver) {
   Node node(20);
   node.witnessed();

@@ -411,6 +411,7 @@ struct Limiter::Impl {
   std::atomic<bool> stopped{false};
   std::atomic<bool> disk{true};
   std::atomic<Nanos> horizon{-1};
+  std::atomic<Nanos> gives_ahead{kMaxTime};
   std::atomic<Nanos> since{-1};
   EscrowNeeds needs;
   std::mutex busy_mutex;            // taken with an entry's lock held
@@ -1964,6 +1965,7 @@ struct Limiter::Impl {
     // A window that this rule has, and no other.
     WindowShape shape = window_shape(*plan.rule, id.series);
     if (shape.epoch(shape.index(id.epoch.start)) != id.epoch) return 0;
+    if (id.epoch.start - now > gives_ahead.load(std::memory_order_relaxed)) return 0;
     std::uint64_t gave = 0;
     with_entry(id.series, true, [&](SeriesEntry& entry) {
       Series& series = general(entry, id.series);
@@ -2494,6 +2496,7 @@ void Limiter::set_standing(const EscrowStanding& standing) {
   impl_->stopped = standing.stopped;
   impl_->disk = standing.disk;
   impl_->horizon = standing.horizon;
+  impl_->gives_ahead = standing.ahead;
   impl_->since = standing.since;
 }
 

@@ -613,6 +613,7 @@ class World {
       if (network_.chance(std::min(loss, 1000u)) || !passes(from, to)) continue;
       Nanos takes = delay(from, to);
       if (copies == 2 && network_.chance(200)) takes += network_.between(0, 5 * kSecond);
+      last_arrival_ = std::max(last_arrival_, now_ + takes);
       after(takes, [this, from, to, session = link.session, sender = incarnation(from), shared] {
         deliver(from, to, session, sender, shared);
       });
@@ -969,9 +970,10 @@ class World {
   }
 
   void rest() {
-    // What was under way settles: resends, late rounds, buckets that are full again.
-    advance(now_ + 2 * scenario_.resend_after + 4 * scenario_.anti_entropy_interval +
-            70 * scenario_.sync_interval / 5 + 10 * kSecond);
+    // What was under way settles: messages on a slow way, resends, late rounds, buckets that are
+    // full again.
+    advance(std::max(now_, last_arrival_) + 2 * scenario_.resend_after +
+            4 * scenario_.anti_entropy_interval + 70 * scenario_.sync_interval / 5 + 10 * kSecond);
     sent_ = {};
     advance(now_ + 3 * scenario_.anti_entropy_interval);
     if (sent_[0] != 0 || sent_[1] != 0) {
@@ -1074,6 +1076,7 @@ class World {
   std::uint64_t sessions_ = 0;
   std::array<std::uint64_t, 256> last_dial_{};
   std::array<std::uint64_t, crdt::kMessageKinds> sent_{};
+  Nanos last_arrival_ = 0;  // of what has been sent
   std::vector<std::unique_ptr<CheckedStore>> checked_;
   std::vector<Node> nodes_;
   std::vector<std::vector<Link>> links_;
