@@ -3,6 +3,8 @@
 #include <memory>
 #include <set>
 
+#include <weir/limits/limiter.h>
+
 #include "generators.h"
 #include "law.h"
 
@@ -384,6 +386,48 @@ LAW(27, "join, leave and reconfiguration mint nothing in an open epoch", "a memb
     reached("a window that was open", start < change);
     RC_ASSERT(sum <= std::max(limit, other));
   }
+}
+
+LAW(27, "of a window that a later life has a share of, nothing is given", "the last that may be",
+    "too far ahead", "the current one") {
+  Rule rule;
+  rule.domain = "api";
+  rule.name = "rights";
+  rule.key = {"key"};
+  rule.limit = *between<std::uint64_t>(2, 40).as("limit");
+  rule.window = *one_of<Nanos>({kSecond, kMinute}).as("window");
+  rule.enforcement = Enforcement::escrow;
+  rule.durability = Durability::reserve;
+  rule.on_failure = OnFailure::closed;
+  LimiterOptions options;
+  options.replicated = true;
+  options.incarnation = {1, 1};
+  options.self = member_of(0);
+  options.shares = std::make_shared<const ShareTable>(
+      std::vector<Shareholder>{{member_of(0), {{}}}, {member_of(1), {{}}}});
+  Limiter limiter(rule_set({rule}), options);
+  EscrowStanding standing;
+  standing.ahead = *between<Nanos>(1, 200).as("ahead") * kMillisecond * 50;
+  limiter.set_standing(standing);
+  // What it asks for itself names the rule and its windows.
+  std::vector<Entry> entries{{"key", "k"}};
+  RC_ASSERT(!limiter.check({"api", entries, rule.limit}, kStart).allowed);
+  std::vector<RightsNeed> needs;
+  limiter.rights_needed(kStart, 0, needs);
+  RC_ASSERT(needs.size() == 1u);
+  crdt::CellId id = needs[0].cell;
+  Nanos windows = *between<Nanos>(2, 12).as("windows later") * rule.window;
+  id.epoch = {id.epoch.start + windows, id.epoch.expiry + windows};
+  // A life that begins at `now` has its share of what starts after now + ahead.
+  Nanos apart = *one_of<Nanos>({-rule.window / 2, 0, 1, standing.ahead - 1, standing.ahead,
+                                standing.ahead + 1, 3 * standing.ahead})
+                     .as("until it starts");
+  Nanos now = id.epoch.start - apart;
+  std::uint64_t given = limiter.give_rights(needs[0].rule, id, {2, 1}, 1, now);
+  RC_ASSERT((given > 0) == (apart <= standing.ahead));
+  reached("the last that may be", apart == standing.ahead);
+  reached("too far ahead", apart > standing.ahead);
+  reached("the current one", apart <= 0);
 }
 
 }  // namespace
