@@ -268,7 +268,7 @@ Lender lender(const Rule& rule) {
   return made;
 }
 
-LAW(25, "what a lender has, has lent for now, and has sent ahead is its share at most",
+LAW(25, "a lender has, lent for this period and sent ahead its share at most",
     "full ones are on their way", "two periods are lent", "lent in part", "spent") {
   Rule rule = bucket_rule(*between<std::uint64_t>(1, 40).as("limit"), kSecond,
                           *between<std::uint64_t>(2, 20).as("burst"));
