@@ -16,13 +16,13 @@ class Divisor {
     if (d > 1) inverse_ = ~Uint128{0} / d + 1;
   }
   std::uint64_t value() const { return divisor_; }
-  std::uint64_t floor(std::uint64_t n) const {
+  [[gnu::always_inline]] std::uint64_t floor(std::uint64_t n) const {
     if (divisor_ == 1) return n;  // its inverse has 129 bits
     Uint128 low = static_cast<Uint128>(n) * static_cast<std::uint64_t>(inverse_);
     Uint128 high = static_cast<Uint128>(n) * static_cast<std::uint64_t>(inverse_ >> 64);
     return static_cast<std::uint64_t>((high + (low >> 64)) >> 64);
   }
-  std::uint64_t ceil(std::uint64_t n) const {
+  [[gnu::always_inline]] std::uint64_t ceil(std::uint64_t n) const {
     std::uint64_t quotient = floor(n);
     return quotient + (quotient * divisor_ != n);
   }

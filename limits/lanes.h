@@ -59,6 +59,8 @@ class Lanes {
   static constexpr std::size_t kPerThread = 4;
   /// How long one lives at most: `remaining` lags behind other threads by no more.
   static constexpr Nanos kLife = kMillisecond;
+  /// One that would live shorter is not worth it.
+  static constexpr Nanos kMinLife = kLife / 64;
   static constexpr std::uint32_t kFirstBlock = 16;
   static constexpr std::uint32_t kMaxBlock = 1024;
   static constexpr std::uint64_t kMaxPlace = 0xFFFFFFFF;

@@ -99,16 +99,24 @@ struct BriskBucket {
     return made;
   }
   /// Time behind the entry's last touch counts as the last touch.
-  std::uint64_t debt(const SeriesEntry& entry, Nanos now) const {
-    if (now <= entry.time) return entry.word[0];
-    Uint128 drained =
-        static_cast<Uint128>(static_cast<std::uint64_t>(now - entry.time)) * rate.value();
-    return entry.word[0] > drained ? entry.word[0] - static_cast<std::uint64_t>(drained) : 0;
+  [[gnu::always_inline]] std::uint64_t debt(const SeriesEntry& entry, Nanos now) const {
+    std::uint64_t owed = entry.word[0];
+    if (now <= entry.time) return owed;
+    std::uint64_t passed = static_cast<std::uint64_t>(now) - static_cast<std::uint64_t>(entry.time);
+    std::uint64_t drained = 0;
+    if (__builtin_mul_overflow(passed, rate.value(), &drained) || drained >= owed) return 0;
+    return owed - drained;
   }
-  Nanos drain_time(std::uint64_t debt) const {
+  [[gnu::always_inline]] Nanos drain_time(std::uint64_t debt) const {
     std::uint64_t time = rate.ceil(debt);
     return time > static_cast<std::uint64_t>(kMaxTime) ? kNever : static_cast<Nanos>(time);
   }
+};
+
+/// What a bucket owed when a request came.
+struct Owed {
+  std::uint64_t debt = 0;
+  Nanos ahead = 0;  // by which another thread has touched it later than now
 };
 
 std::atomic<std::uint64_t> next_hash{1};
@@ -116,14 +124,14 @@ std::atomic<std::uint64_t> next_hash{1};
 /// A rule as decisions need it.
 struct Plan {
   const Rule* rule = nullptr;
+  std::uint32_t index = 0;                  // of the rule
   std::uint32_t number = 0;                 // see RuleNumbers
   std::uint64_t hash_number = 0;            // of hash_key, in all of this process
   internal::KeyedHash hash_key{HashKey{}};  // of the cluster's and the rule's identity in one
   bool plain_cost = false;
   std::uint64_t default_cost = 1;
   bool shadow = false;
-  bool commit = false;     // its answers wait for the disk, where there is one
-  bool one_entry = false;  // it matches whatever has the one entry that is its key
+  bool commit = false;  // its answers wait for the disk, where there is one
   bool bucket_cell = false;
   bool log = false;
   bool spread = false;
@@ -141,12 +149,21 @@ struct Plan {
   EscrowBucketShape escrow_bucket;
 };
 
+/// What says whether a rule applies, where there are so few that each is looked at.
+struct Gate {
+  std::string_view domain;
+  bool same_domain = false;  // as the one before has
+  bool one_entry = false;    // `key` is all that a request must have
+  std::string_view key;
+  const Plan* plan = nullptr;
+};
+
 /// The rules in force, and what was counted of them while they were.
 struct Program {
   std::uint64_t version = 0;
   std::shared_ptr<const RuleSet> rules;
   std::vector<Plan> plans;  // by rule
-  bool scanned = false;     // so few that they are looked at one by one
+  std::vector<Gate> gates;  // by rule, or none
   std::unordered_map<SeriesId, std::uint32_t> by_identity;
   std::unordered_map<SeriesId, std::uint32_t> escrow;                // by Plan::name
   std::array<std::unique_ptr<AtomicCounters[]>, kStripes> counters;  // by rule
@@ -174,7 +191,7 @@ struct Item {
   Mode mode = Mode::consume;
   bool made = false;     // the entry, by this request
   bool no_room = false;  // none could be made
-  bool brisk = false;    // evaluated by its small bucket: `debt` is what it owes
+  bool brisk = false;    // evaluated by its small bucket: `owed` is what it owes
   bool waits = false;    // what it consumed is ahead of what is durable
   bool noted = false;    // Request::demand_noted
   SeriesEntry* entry = nullptr;
@@ -182,15 +199,14 @@ struct Item {
   Lane* lane = nullptr;          // where this thread has one, if it has
   SeriesId id;
   std::uint64_t cost = 0;
-  std::uint64_t debt = 0;
-  Nanos ahead = 0;  // by which another thread has touched it later than now
+  Owed owed;
   WindowShape shape;
   std::int64_t index = 0;  // of the window, and its start
   Nanos start = 0;
 
   void begin_anew() {
     mode = Mode::consume;
-    made = no_room = waits = false;
+    made = no_room = brisk = waits = false;
     entry = nullptr;
   }
 };
@@ -201,7 +217,10 @@ class Items {
   void clear() { size_ = 0; }
   std::size_t size() const { return size_; }
   Item& next() {
-    if (size_ == items_.size()) items_.emplace_back();
+    if (size_ == made_) {
+      items_.emplace_back();
+      ++made_;
+    }
     Item& item = items_[size_++];
     item.begin_anew();
     return item;
@@ -210,12 +229,14 @@ class Items {
 
  private:
   std::vector<Item> items_;
+  std::size_t made_ = 0;  // items_.size(), which divides
   std::size_t size_ = 0;
 };
 
 /// A thread's own things, so that a decision allocates nothing and shares no line that is written.
 struct Local {
   const Program* program = nullptr;  // of the current call
+  bool sole = true;                  // the last request met one rule: the next one may, too
   std::vector<std::uint32_t> matched;
   std::array<Items, kAhead> items;  // of a request, and of those of its batch that come next
   std::vector<SeriesEntry*> locked;
@@ -353,6 +374,21 @@ std::uint64_t reserve_of(const Rule& rule) {
   return rule.durability == Durability::reserve ? std::max<std::uint64_t>(1, rule.limit / 100) : 0;
 }
 
+std::vector<Gate> gates_of(const std::vector<Plan>& plans) {
+  std::vector<Gate> gates;
+  for (const Plan& plan : plans) {
+    const Rule& rule = *plan.rule;
+    Gate gate;
+    gate.plan = &plan;
+    gate.domain = rule.domain;
+    gate.same_domain = !gates.empty() && gates.back().domain == rule.domain;
+    gate.one_entry = rule.match.empty() && rule.key.size() == 1;
+    if (gate.one_entry) gate.key = rule.key[0];
+    gates.push_back(gate);
+  }
+  return gates;
+}
+
 Plan plan_of(const Rule& rule, std::uint32_t number, const SeriesId& identity) {
   Plan plan;
   plan.rule = &rule;
@@ -367,7 +403,6 @@ Plan plan_of(const Rule& rule, std::uint32_t number, const SeriesId& identity) {
   plan.escrow = rule.enforcement == Enforcement::escrow;
   plan.reserve = reserve_of(rule);
   plan.commit = rule.durability == Durability::commit && !plan.escrow;
-  plan.one_entry = rule.match.empty() && rule.key.size() == 1;
   plan.bucket_cell = is_bucket(rule.algorithm);
   plan.log = rule.algorithm == Algorithm::sliding_log;
   plan.limit = plan.bucket_cell ? rule.burst : rule.limit;
@@ -444,6 +479,7 @@ struct Limiter::Impl {
       SeriesId id = identity_of(rule);
       program->by_identity.emplace(id, static_cast<std::uint32_t>(program->plans.size()));
       Plan plan = plan_of(rule, numbers.number_of(id, rule), id);
+      plan.index = static_cast<std::uint32_t>(program->plans.size());
       plan.commit = plan.commit && options.replicated;
       if (plan.escrow) {
         plan.name = hash_with(internal::KeyedHash(options.hash_key), "name of " + identity(rule));
@@ -454,7 +490,7 @@ struct Limiter::Impl {
     for (auto& stripe : program->counters) {
       stripe = std::make_unique<AtomicCounters[]>(program->plans.size());
     }
-    program->scanned = program->plans.size() <= kScannedRules;
+    if (program->plans.size() <= kScannedRules) program->gates = gates_of(program->plans);
     versions.push_back(program->rules);
     if (versions.size() > kVersionsKept) versions.erase(versions.begin());
     return program;
@@ -547,7 +583,7 @@ struct Limiter::Impl {
   }
 
   /// What other threads have seen counts once it is a step ahead.
-  Nanos clamp(Nanos now, std::size_t stripe) {
+  [[gnu::always_inline]] Nanos clamp(Nanos now, std::size_t stripe) {
     std::atomic<Nanos>& mine = stripes[stripe].newest;
     Nanos told = newest.load(std::memory_order_relaxed);
     Nanos seen = std::max(mine.load(std::memory_order_relaxed), told);
@@ -581,10 +617,12 @@ struct Limiter::Impl {
     item.brisk = plan.brisk.fits && entry != nullptr && is_brisk(plan, *entry);
     if (!item.brisk && plan.plain_windows && entry != nullptr && entry->form() == Form::window &&
         entry->time <= item.start) {
-      if (assess_small_windows(plan, item, now, status)) return;
+      if (assess_small_windows(plan, *entry, item.cost, now, item.shape, item.start, status)) {
+        return;
+      }
     }
     if (item.brisk) {
-      assess_brisk(plan, item, now, status);
+      item.owed = assess_brisk(plan, *item.entry, item.cost, now, status);
       return;
     }
     Verdict verdict = evaluate(plan, item, item.cost, now);
@@ -600,28 +638,32 @@ struct Limiter::Impl {
     return entry.form() == Form::bucket && entry.word[1] == plan.number;
   }
 
-  static void assess_brisk(const Plan& plan, Item& item, Nanos now, RuleStatus& status) {
-    item.debt = plan.brisk.debt(*item.entry, now);
-    item.ahead = std::max<Nanos>(item.entry->time - now, 0);
-    bool room = item.debt <= plan.brisk.capacity;
-    status.remaining = room ? plan.brisk.unit.floor(plan.brisk.capacity - item.debt) : 0;
-    status.allowed = room && item.cost <= status.remaining;
+  [[gnu::always_inline]] static Owed assess_brisk(const Plan& plan, const SeriesEntry& entry,
+                                                  std::uint64_t cost, Nanos now,
+                                                  RuleStatus& status) {
+    Owed owed{plan.brisk.debt(entry, now), std::max<Nanos>(entry.time - now, 0)};
+    bool room = owed.debt <= plan.brisk.capacity;
+    std::uint64_t remaining = room ? plan.brisk.unit.floor(plan.brisk.capacity - owed.debt) : 0;
+    status.remaining = remaining;
+    status.allowed = room && cost <= remaining;
     status.retry_after = status.delay = 0;
+    return owed;
   }
 
   /// What evaluate_window says where no window is newer than the current one. False: ask it.
-  [[gnu::always_inline]] static bool assess_small_windows(const Plan& plan, const Item& item,
-                                                          Nanos now, RuleStatus& status) {
-    const SeriesEntry& entry = *item.entry;
-    const WindowShape& shape = item.shape;
+  [[gnu::always_inline]] static bool assess_small_windows(const Plan& plan,
+                                                          const SeriesEntry& entry,
+                                                          std::uint64_t cost, Nanos now,
+                                                          const WindowShape& shape, Nanos start,
+                                                          RuleStatus& status) {
     std::uint64_t newest = std::uint64_t{entry.count[0]} + entry.count[1];
     std::uint64_t before = std::uint64_t{entry.count[2]} + entry.count[3];
-    if (entry.time < item.start) {
-      before = entry.time == item.start - shape.sub ? newest : 0;
+    if (entry.time < start) {
+      before = entry.time == start - shape.sub ? newest : 0;
       newest = 0;
     }
     if (shape.previous == 0) before = 0;
-    Nanos left = item.start + shape.sub - now;
+    Nanos left = start + shape.sub - now;
     std::uint64_t used = newest;
     if (before > 0) {
       Uint128 weighted = static_cast<Uint128>(before) * static_cast<std::uint64_t>(left);
@@ -631,34 +673,38 @@ struct Limiter::Impl {
               : static_cast<std::uint64_t>((weighted + plan.sub.value() - 1) / plan.sub.value());
     }
     status.remaining = plan.limit - std::min(plan.limit, used);
-    status.allowed = used <= plan.limit && item.cost <= status.remaining;
+    status.allowed = used <= plan.limit && cost <= status.remaining;
     // When a weighted window lets this cost pass is for evaluate_window to say.
     if (!status.allowed && shape.previous > 0) return false;
     status.reset = newest > 0 ? left + shape.sub * shape.previous : before > 0 ? left : 0;
     status.delay = 0;
     status.retry_after = 0;
     if (status.allowed) return true;
-    status.retry_after = item.cost > plan.limit ? kNever : left;
+    status.retry_after = cost > plan.limit ? kNever : left;
     return true;
   }
 
   /// What assess() left out; a consumed cost is in the debt by now.
-  [[gnu::always_inline]] static void finish(const Plan& plan, const Item& item, bool consumed,
-                                            RuleStatus& status) {
+  [[gnu::always_inline]] static void finish(const Plan& plan, Owed owed, std::uint64_t cost,
+                                            bool consumed, RuleStatus& status) {
     const BriskBucket& brisk = plan.brisk;
-    std::uint64_t debt = item.debt;
-    auto until_drained = [&](std::uint64_t part) {
-      Nanos wait = part == 0 ? 0 : brisk.drain_time(part);
-      return wait == kNever || part == 0 ? wait : wait + item.ahead;
-    };
-    if (status.allowed && plan.bucket.queue) status.delay = until_drained(debt);
-    if (consumed) debt += item.cost * brisk.unit.value();
-    status.reset = until_drained(debt);
-    if (status.allowed) return;
-    status.retry_after =
-        item.cost > plan.limit
-            ? kNever
-            : until_drained(debt - (brisk.capacity - item.cost * brisk.unit.value()));
+    std::uint64_t debt = owed.debt;
+    bool allowed = consumed || status.allowed;
+    if (plan.bucket.queue && allowed) [[unlikely]]
+      status.delay = until_drained(brisk, owed, debt);
+    if (consumed) debt += cost * brisk.unit.value();
+    status.reset = until_drained(brisk, owed, debt);
+    if (allowed) [[likely]]
+      return;
+    debt -= brisk.capacity - cost * brisk.unit.value();
+    status.retry_after = cost > plan.limit ? kNever : until_drained(brisk, owed, debt);
+  }
+
+  [[gnu::always_inline]] static Nanos until_drained(const BriskBucket& brisk, Owed owed,
+                                                    std::uint64_t part) {
+    if (part == 0) return 0;
+    Nanos wait = brisk.drain_time(part);
+    return wait == kNever ? kNever : wait + owed.ahead;
   }
 
   /// Of Form::bucket: the bucket that its debt was counted by.
@@ -730,11 +776,13 @@ struct Limiter::Impl {
   /// Once the cost has been consumed. `status` is from before.
   Nanos reset_after(const Plan& plan, const Item& item, const RuleStatus& status, Nanos now) {
     if (plan.bucket_cell || plan.log) return evaluate(plan, item, 0, now).reset;
-    if (plan.plain_windows) {
-      const WindowShape& shape = item.shape;
-      return std::max(status.reset, item.start + shape.sub * (Nanos{shape.previous} + 1) - now);
-    }
+    if (plan.plain_windows) return reset_of_windows(item.shape, item.start, status, now);
     return std::max(status.reset, item.shape.epoch(item.index).expiry - now);
+  }
+
+  [[gnu::always_inline]] static Nanos reset_of_windows(const WindowShape& shape, Nanos start,
+                                                       const RuleStatus& status, Nanos now) {
+    return std::max(status.reset, start + shape.sub * (Nanos{shape.previous} + 1) - now);
   }
 
   /// Puts the series beside the table, where everything fits.
@@ -775,7 +823,7 @@ struct Limiter::Impl {
       return;
     }
     if (item.brisk) {
-      consume_brisk(plan, item, now);
+      consume_brisk(plan, entry, item.owed, item.cost, now);
       return;
     }
     if (plan.escrow) {
@@ -809,9 +857,10 @@ struct Limiter::Impl {
   }
 
   /// Only where nothing is replicated.
-  static void consume_brisk(const Plan& plan, const Item& item, Nanos now) {
-    item.entry->word[0] = item.debt + item.cost * plan.brisk.unit.value();
-    item.entry->time = now + item.ahead;
+  static void consume_brisk(const Plan& plan, SeriesEntry& entry, Owed owed, std::uint64_t cost,
+                            Nanos now) {
+    entry.word[0] = owed.debt + cost * plan.brisk.unit.value();
+    entry.time = now + owed.ahead;
   }
 
   bool consume_small_window(const Plan& plan, const Item& item) {
@@ -874,28 +923,37 @@ struct Limiter::Impl {
   /// The rules that apply, and where their series are.
   void prepare(const Request& request, Nanos now, Local& work, Items& items) {
     items.clear();
-    const std::vector<Plan>& plans = work.program->plans;
-    if (work.program->scanned && request.only.empty()) {
-      std::uint32_t index = 0;
-      for (const Plan& plan : plans) {
-        std::uint32_t rule = index++;
-        if (!internal::same_text(plan.rule->domain, request.domain)) continue;
-        if (plan.one_entry) {
-          const std::string_view* value = request.find(plan.rule->key[0]);
-          if (value != nullptr)
-            add(plan, rule, id_of(plan, *value, work), request, now, work, items);
-        } else if (plan.rule->matches(request)) {
-          add(plan, rule, series_of(plan, request, work.key), request, now, work, items);
-        }
-      }
+    const Program& program = *work.program;
+    if (program.gates.empty() || !request.only.empty()) {
+      prepare_by_index(request, now, work, items);
       return;
     }
+    bool domain = false;
+    for (const Gate& gate : program.gates) {
+      if (!gate.same_domain) domain = internal::same_text(gate.domain, request.domain);
+      if (!domain) continue;
+      const Plan& plan = *gate.plan;
+      if (gate.one_entry) {
+        const std::string_view* value = request.find(gate.key);
+        if (value != nullptr) add(plan, id_of(plan, *value, work), request, now, work, items);
+      } else if (plan.rule->matches(request)) {
+        add_any(plan, request, now, work, items);
+      }
+    }
+  }
+
+  [[gnu::noinline]] void prepare_by_index(const Request& request, Nanos now, Local& work,
+                                          Items& items) {
     work.matched.clear();
     work.program->rules->match(request, work.matched);
     for (std::uint32_t index : work.matched) {
-      add(plans[index], index, series_of(plans[index], request, work.key), request, now, work,
-          items);
+      add_any(work.program->plans[index], request, now, work, items);
     }
+  }
+
+  [[gnu::noinline]] void add_any(const Plan& plan, const Request& request, Nanos now, Local& work,
+                                 Items& items) {
+    add(plan, series_of(plan, request, work.key), request, now, work, items);
   }
 
   static const SeriesId& id_of(const Plan& plan, std::string_view value, Local& work) {
@@ -904,46 +962,100 @@ struct Limiter::Impl {
     });
   }
 
-  [[gnu::always_inline]] void add(const Plan& plan, std::uint32_t index, const SeriesId& id,
-                                  const Request& request, Nanos now, const Local& work,
-                                  Items& items) {
+  [[gnu::always_inline]] void add(const Plan& plan, const SeriesId& known, const Request& request,
+                                  Nanos now, const Local& work, Items& items) {
+    const SeriesId id = known;
     Item& item = items.next();
     item.first = table.first(id);
     // A thread with a lane leaves the entry's cache line to others.
     item.lane = &table.lane(work.stripe, id);
     if (item.lane->id != id) __builtin_prefetch(item.first, 1);
     item.plan = &plan;
-    item.rule = index;
+    item.rule = plan.index;
     item.id = id;
-    item.cost = mul_saturated(plan.plain_cost ? plan.default_cost : plan.rule->cost_of(request),
-                              request.hits);
+    item.cost = cost_of(plan, request);
     item.noted = request.demand_noted;
-    if (plan.bucket_cell || plan.log) return;
-    find_window(plan, item, now);
+    if (!plan.bucket_cell && !plan.log) find_window(plan, item, now);
+  }
+
+  [[gnu::always_inline]] static std::uint64_t cost_of(const Plan& plan, const Request& request) {
+    return mul_saturated(plan.plain_cost ? plan.default_cost : plan.rule->cost_of(request),
+                         request.hits);
   }
 
   [[gnu::always_inline]] static void find_window(const Plan& plan, Item& item, Nanos now) {
-    item.shape = plan.spread ? window_shape(*plan.rule, item.id) : plan.window;
-    if (item.shape.calendar != nullptr) {
-      item.index = item.shape.index(now);
+    find_window(plan, item.id, now, item.shape, item.index, item.start);
+  }
+  [[gnu::always_inline]] static void find_window(const Plan& plan, const SeriesId& id, Nanos now,
+                                                 WindowShape& shape, std::int64_t& index,
+                                                 Nanos& start) {
+    shape = plan.spread ? window_shape(*plan.rule, id) : plan.window;
+    if (shape.calendar != nullptr) {
+      index = shape.index(now);
     } else {
-      auto time = static_cast<std::uint64_t>(now + item.shape.phase);
-      item.index = static_cast<std::int64_t>(plan.sub.floor(time));
+      auto time = static_cast<std::uint64_t>(now + shape.phase);
+      index = static_cast<std::int64_t>(plan.sub.floor(time));
     }
-    item.start = item.shape.start(item.index);
+    start = shape.start(index);
   }
 
   void check(const Request& request, Nanos given, Decision& out) {
     Local& work = local();
+    work.program = programs.kept(work.stripe);
+    if (work.sole && work.program != nullptr && request.id.empty()) [[likely]] {
+      Sole sole = sole_match(*work.program, request);
+      if (sole.plan != nullptr && sole.plan->small) [[likely]] {
+        const SeriesId id = id_of(*sole.plan, *sole.value, work);
+        if (decide_alone(*sole.plan, id, cost_of(*sole.plan, request), table.first(id),
+                         table.lane(work.stripe, id), work, clamp(given, work.stripe), out))
+            [[likely]] {
+          return;
+        }
+      }
+    }
+    check_any(request, work, given, out);
+  }
+
+  [[gnu::noinline]] void check_any(const Request& request, Local& work, Nanos given,
+                                   Decision& out) {
     Programs::Use program = use(work);
     work.program = &*program;
     Nanos now = clamp(given, work.stripe);
     Items& items = work.items[0];
     prepare(request, now, work, items);
-    if (items.size() == 1 && request.id.empty() && decide_alone(items.all()[0], work, now, out)) {
-      return;
+    work.sole = items.size() == 1;
+    decide_prepared(request, items.all(), work, now, out);
+  }
+
+  /// The one rule that a request meets, if it has no matchers, and the text that it counts by.
+  struct Sole {
+    const Plan* plan = nullptr;
+    const std::string_view* value = nullptr;
+  };
+  [[gnu::noinline]] static Sole sole_match(const Program& program, const Request& request) {
+    Sole sole;
+    bool domain = false;
+    if (!request.only.empty()) return {};
+    for (const Gate& gate : program.gates) {
+      if (!gate.same_domain) domain = internal::same_text(gate.domain, request.domain);
+      if (!domain) continue;
+      if (!gate.one_entry) return {};
+      const std::string_view* value = request.find(gate.key);
+      if (value == nullptr) continue;
+      if (sole.plan != nullptr) return {};
+      sole = {gate.plan, value};
     }
-    decide_once(request, items.all(), work, now, out);
+    return sole;
+  }
+
+  void decide_prepared(const Request& request, std::span<Item> items, Local& work, Nanos now,
+                       Decision& out) {
+    if (request.id.empty()) {
+      bool decided = items.size() == 1 ? decide_alone(items[0], work, now, out)
+                                       : decide_few(items, work, now, out);
+      if (decided) return;
+    }
+    decide_once(request, items, work, now, out);
   }
 
   void check(std::span<const Request> requests, Nanos given, std::span<Decision> out) {
@@ -954,12 +1066,7 @@ struct Limiter::Impl {
     for (std::size_t i = 0; i < requests.size() + kAhead; ++i) {
       Items& items = work.items[i % kAhead];
       if (i >= kAhead && i - kAhead < requests.size()) {
-        const Request& due = requests[i - kAhead];
-        Decision& answer = out[i - kAhead];
-        bool alone = items.size() == 1 && due.id.empty();
-        if (!alone || !decide_alone(items.all()[0], work, now, answer)) {
-          decide_once(due, items.all(), work, now, answer);
-        }
+        decide_prepared(requests[i - kAhead], items.all(), work, now, out[i - kAhead]);
       }
       if (i < requests.size()) prepare(requests[i], now, work, items);
     }
@@ -1023,58 +1130,86 @@ struct Limiter::Impl {
       break;
     }
     out.version = work.program->version;
-    for (const RuleStatus& status : out.statuses) count(status, work);
+    for (const RuleStatus& status : out.statuses) count_any(status, work);
   }
 
-  static void count(const RuleStatus& status, Local& work) {
+  [[gnu::always_inline]] static void count(const RuleStatus& status, Local& work) {
     AtomicCounters& counter = work.program->counters[work.stripe][status.rule];
     add_one(status.allowed ? counter.allowed : counter.denied, work.alone());
+  }
+  static void count_any(const RuleStatus& status, Local& work) {
+    count(status, work);
+    AtomicCounters& counter = work.program->counters[work.stripe][status.rule];
     if (status.degraded) add_one(counter.degraded, work.alone());
     if (status.elsewhere) add_one(counter.elsewhere, work.alone());
   }
 
-  /// What the general way says where one rule matches, and its series is known and small. The lock
-  /// is held for what needs it, and not taken where this thread has a lane. False: nothing was
-  /// done.
-  [[gnu::always_inline]] bool decide_alone(Item& item, Local& work, Nanos now, Decision& out) {
-    const Plan& plan = *item.plan;
-    if (!plan.small || item.mode != Mode::consume) return false;
-    if (out.statuses.size() != 1) out.statuses.resize(1);
-    RuleStatus& status = out.statuses[0];
+  [[gnu::noinline]] bool decide_alone(const Item& item, Local& work, Nanos now, Decision& out) {
+    return item.plan->small &&
+           decide_alone(*item.plan, item.id, item.cost, item.first, *item.lane, work, now, out);
+  }
+
+  /// What the general way says where one rule matches, and its series is known and small (as it
+  /// mostly is with Plan::small). The lock is held for what needs it, and not taken where this
+  /// thread has a lane. False: nothing was done. Inlined with all that it needs, as nothing else
+  /// is: what is rare is a call away.
+  [[gnu::always_inline]] bool decide_alone(const Plan& plan, const SeriesId id,
+                                           const std::uint64_t cost, SeriesEntry* first, Lane& lane,
+                                           Local& work, Nanos now, Decision& out) {
+    if (!has_one(out.statuses)) [[unlikely]]
+      make_one(out.statuses);
+    RuleStatus& status = *out.statuses.data();
     status.limit = plan.limit;
     bool consumes = true;
-    Lane& lane = *item.lane;
-    if (lane.id != item.id || !spend_lane(lane, item, *work.program, now, status)) {
-      SeriesEntry* entry = table.find(item.id, item.first);
-      if (entry == nullptr || !table.lock_with_lanes(*entry, item.id)) return false;
-      item.entry = entry;
-      if (entry->has(SeriesEntry::kLanes)) close_ended_lanes(item, now);
-      bool assessed = assess_alone(plan, item, now, status);
-      if (entry->has(SeriesEntry::kLanes) && (!assessed || !status.allowed)) {
-        table.close_lanes(*entry);
-        assessed = assess_alone(plan, item, now, status);
-      }
-      if (!assessed) {
-        SeriesTable::unlock(*entry);
-        item.entry = nullptr;
+    if (has_lane(lane, id, cost, *work.program, now) && lane.spend(cost)) {
+      tell_of_lane(lane, now, status);
+    } else {
+      SeriesEntry* entry = table.find_and_lock(id, first);
+      if (entry == nullptr) [[unlikely]]
         return false;
-      }
-      consumes = status.allowed && item.cost > 0;
-      if (consumes) {
-        consume_alone(plan, item, now, status);
-        if (entry->last() != work.stripe && work.alone() && Lanes::is_hot(lane, item.id)) {
-          open_lane(plan, item, work, now, status);
-        }
-      }
-      SeriesTable::unlock(*entry, work.stripe);
+      if (entry->has(SeriesEntry::kLanes)) [[unlikely]]
+        close_ended_lanes(*entry, cost, now);
       if (plan.bucket_cell) {
-        finish(plan, item, consumes, status);
-      } else if (consumes) {
-        status.reset = reset_after(plan, item, status, now);
+        Owed owed;
+        if (!assess_bucket_alone(plan, *entry, cost, now, owed, status)) [[unlikely]]
+          return false;
+        consumes = status.allowed && cost > 0;
+        if (consumes) [[likely]] {
+          consume_brisk(plan, *entry, owed, cost, now);
+          if (wants_lane(*entry, work)) [[unlikely]] {
+            open_lane(plan, id, cost, *entry, lane, work, now, status);
+          }
+        }
+        SeriesTable::unlock(*entry, work.stripe);
+        finish(plan, owed, cost, consumes, status);
+      } else {
+        WindowShape shape;
+        std::int64_t index = 0;
+        Nanos start = 0;
+        find_window(plan, id, now, shape, index, start);
+        if (!assess_window_alone(plan, *entry, cost, now, shape, start, status)) [[unlikely]] {
+          return false;
+        }
+        consumes = status.allowed && cost > 0;
+        if (consumes) [[likely]] {
+          bool brief =
+              entry->time == start && cost <= kMaxSmall - entry->count[0] && !options.replicated;
+          if (brief) [[likely]] {
+            entry->count[0] += static_cast<std::uint32_t>(cost);
+          } else {
+            consume_window_alone(plan, id, cost, *entry, lane, now, status);
+          }
+          if (wants_lane(*entry, work)) [[unlikely]] {
+            open_lane(plan, id, cost, *entry, lane, work, now, status);
+          }
+        }
+        SeriesTable::unlock(*entry, work.stripe);
+        if (consumes) status.reset = reset_of_windows(shape, start, status, now);
       }
-      if (consumes) status.remaining -= item.cost;
+      if (consumes) [[likely]]
+        status.remaining -= cost;
     }
-    status.rule = item.rule;
+    status.rule = plan.index;
     status.shadow = plan.shadow;
     status.degraded = status.elsewhere = false;
     out.allowed = status.allowed || plan.shadow;
@@ -1086,65 +1221,235 @@ struct Limiter::Impl {
     return true;
   }
 
-  /// False if it is not a small bucket, or small windows of which none is newer than this one.
-  [[gnu::always_inline]] static bool assess_alone(const Plan& plan, Item& item, Nanos now,
-                                                  RuleStatus& status) {
-    item.brisk = plan.bucket_cell;
-    if (plan.bucket_cell) {
-      if (!is_brisk(plan, *item.entry)) return false;
-      assess_brisk(plan, item, now, status);
-      return true;
+  /// The same for several rules: all of their series are known and small. At most one of them is
+  /// decided by a lane: what is spent there could not be given back.
+  [[gnu::noinline]] bool decide_few(std::span<Item> items, Local& work, Nanos now, Decision& out) {
+    Item* by_lane = nullptr;
+    if (!lock_small(items, *work.program, now, by_lane)) return false;
+    if (out.statuses.size() != items.size()) out.statuses.resize(items.size());
+    RuleStatus* const statuses = out.statuses.data();
+    RuleStatus* status = statuses;
+    bool allowed = true;
+    for (Item& item : items) {
+      status->limit = item.plan->limit;
+      if (&item == by_lane) {
+        tell_of_lane(*item.lane, now, *status);
+      } else if (!assess_small(item, now, *status)) [[unlikely]] {
+        return leave(items, by_lane);
+      }
+      allowed &= status->allowed || item.plan->shadow;
+      ++status;
     }
-    return item.entry->form() == Form::window && item.entry->time <= item.start &&
-           assess_small_windows(plan, item, now, status);
+    // With this, if there is a lane, all of it happens.
+    if (by_lane != nullptr && allowed && !by_lane->lane->spend(by_lane->cost)) {
+      return leave(items, by_lane);
+    }
+    bool wants_commit = false;
+    RuleStatus* deciding = nullptr;
+    status = statuses;
+    for (Item& item : items) {
+      const Plan& plan = *item.plan;
+      bool consumes = allowed && status->allowed && item.cost > 0;
+      if (&item != by_lane) {
+        if (consumes) {
+          consume_small(plan, item, now, *status);
+          if (wants_lane(*item.entry, work)) [[unlikely]] {
+            open_lane(plan, item.id, item.cost, *item.entry, *item.lane, work, now, *status);
+          }
+        }
+        SeriesTable::unlock(*item.entry, work.stripe);
+        if (plan.bucket_cell) {
+          finish(plan, item.owed, item.cost, consumes, *status);
+        } else if (consumes) {
+          status->reset = reset_of_windows(item.shape, item.start, *status, now);
+        }
+      }
+      if (consumes) {
+        status->remaining -= item.cost;
+        wants_commit |= plan.commit;
+      }
+      status->rule = item.rule;
+      status->shadow = plan.shadow;
+      status->degraded = status->elsewhere = false;
+      if (!plan.shadow && decides(*status, deciding, allowed)) deciding = status;
+      count(*status, work);
+      ++status;
+    }
+    out.allowed = allowed;
+    out.deciding = deciding == nullptr ? -1 : static_cast<int>(deciding - statuses);
+    out.wants_commit = wants_commit;
+    out.repeated = false;
+    out.version = work.program->version;
+    return true;
   }
 
-  [[gnu::always_inline]] void consume_alone(const Plan& plan, Item& item, Nanos now,
+  /// Locks the entries of all but `by_lane`, which is the first that this thread has a lane of, in
+  /// the order of addresses. False: none is, and nothing was done.
+  [[gnu::always_inline]] bool lock_small(std::span<Item> items, const Program& program, Nanos now,
+                                         Item*& by_lane) {
+    std::array<Item*, kScannedRules> order;
+    std::size_t count = 0;
+    if (items.empty() || items.size() > order.size()) return false;
+    for (Item& item : items) {
+      if (!item.plan->small) return false;
+      if (by_lane == nullptr && has_lane(*item.lane, item.id, item.cost, program, now)) {
+        by_lane = &item;
+        continue;
+      }
+      SeriesEntry* entry = table.find(item.id, item.first);
+      if (entry == nullptr) return false;
+      item.entry = entry;
+      std::size_t at = count++;
+      for (; at > 0 && entry < order[at - 1]->entry; --at) order[at] = order[at - 1];
+      order[at] = &item;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      if (table.lock_with_lanes(*order[i]->entry, order[i]->id)) [[likely]]
+        continue;
+      order[i]->entry = nullptr;
+      while (i > 0) SeriesTable::unlock(*order[--i]->entry);
+      return false;
+    }
+    return true;
+  }
+
+  [[gnu::noinline]] static bool leave(std::span<Item> items, const Item* by_lane) {
+    for (Item& item : items) {
+      if (&item != by_lane) SeriesTable::unlock(*item.entry);
+    }
+    return false;
+  }
+
+  [[gnu::always_inline]] bool assess_small(Item& item, Nanos now, RuleStatus& status) {
+    const Plan& plan = *item.plan;
+    SeriesEntry& entry = *item.entry;
+    auto assess = [&] {
+      if (plan.bucket_cell) {
+        if (!is_brisk(plan, entry)) return false;
+        item.owed = assess_brisk(plan, entry, item.cost, now, status);
+        return true;
+      }
+      return entry.form() == Form::window && entry.time <= item.start &&
+             assess_small_windows(plan, entry, item.cost, now, item.shape, item.start, status);
+    };
+    if (!entry.has(SeriesEntry::kLanes)) [[likely]]
+      return assess();
+    close_ended_lanes(entry, item.cost, now);
+    if (assess() && status.allowed) return true;
+    table.close_lanes(entry);
+    return assess();
+  }
+
+  [[gnu::always_inline]] void consume_small(const Plan& plan, Item& item, Nanos now,
                                             const RuleStatus& status) {
     SeriesEntry& entry = *item.entry;
     if (plan.bucket_cell) {
-      consume_brisk(plan, item, now);
-      return;
-    }
-    bool fits = entry.time == item.start && item.cost <= kMaxSmall - entry.count[0];
-    if (fits && !options.replicated) {
+      consume_brisk(plan, entry, item.owed, item.cost, now);
+    } else if (!options.replicated && entry.time == item.start &&
+               item.cost <= kMaxSmall - entry.count[0]) {
       entry.count[0] += static_cast<std::uint32_t>(item.cost);
-      return;
+    } else {
+      consume(plan, item, now, status);
     }
+  }
+
+  [[gnu::always_inline]] static bool has_one(const std::vector<RuleStatus>& statuses) {
+    return !statuses.empty() && statuses.begin() + 1 == statuses.end();  // size() divides
+  }
+  [[gnu::noinline]] static void make_one(std::vector<RuleStatus>& statuses) { statuses.resize(1); }
+
+  /// False: it is no small bucket, and the lock is gone.
+  [[gnu::always_inline]] bool assess_bucket_alone(const Plan& plan, SeriesEntry& entry,
+                                                  std::uint64_t cost, Nanos now, Owed& owed,
+                                                  RuleStatus& status) {
+    if (is_brisk(plan, entry)) [[likely]] {
+      owed = assess_brisk(plan, entry, cost, now, status);
+      if (status.allowed || !entry.has(SeriesEntry::kLanes)) [[likely]]
+        return true;
+      table.close_lanes(entry);
+      owed = assess_brisk(plan, entry, cost, now, status);
+      return true;
+    }
+    SeriesTable::unlock(entry);
+    return false;
+  }
+
+  /// False: they are not small windows of which none is newer than this one, and the lock is gone.
+  [[gnu::always_inline]] bool assess_window_alone(const Plan& plan, SeriesEntry& entry,
+                                                  std::uint64_t cost, Nanos now,
+                                                  const WindowShape& shape, Nanos start,
+                                                  RuleStatus& status) {
+    auto assess = [&] {
+      return entry.form() == Form::window && entry.time <= start &&
+             assess_small_windows(plan, entry, cost, now, shape, start, status);
+    };
+    bool assessed = assess();
+    if ((!assessed || !status.allowed) && entry.has(SeriesEntry::kLanes)) [[unlikely]] {
+      table.close_lanes(entry);
+      assessed = assess();
+    }
+    if (!assessed) [[unlikely]]
+      SeriesTable::unlock(entry);
+    return assessed;
+  }
+
+  [[gnu::always_inline]] static bool wants_lane(const SeriesEntry& entry, const Local& work) {
+    return entry.last() != work.stripe && work.alone();
+  }
+
+  [[gnu::noinline]] void consume_window_alone(const Plan& plan, SeriesId id, std::uint64_t cost,
+                                              SeriesEntry& entry, Lane& lane, Nanos now,
+                                              const RuleStatus& status) {
+    Item item = item_alone(plan, id, cost, entry, lane, now);
+    bool fits = entry.time == item.start && cost <= kMaxSmall - entry.count[0];
     if (!fits) table.close_lanes(entry);
     consume(plan, item, now, status);
   }
 
+  static Item item_alone(const Plan& plan, const SeriesId& id, std::uint64_t cost,
+                         SeriesEntry& entry, Lane& lane, Nanos now) {
+    Item item;
+    item.plan = &plan;
+    item.rule = plan.index;
+    item.entry = &entry;
+    item.lane = &lane;
+    item.id = id;
+    item.cost = cost;
+    if (!plan.bucket_cell) find_window(plan, item, now);
+    return item;
+  }
+
   // Lanes: a thread that finds another at the same series time and again takes a block of units.
 
-  static bool spend_lane(Lane& lane, const Item& item, const Program& program, Nanos now,
-                         RuleStatus& status) {
-    if (now > lane.until.load(std::memory_order_relaxed) || lane.version != program.version ||
-        item.cost == 0 || !lane.spend(item.cost)) {
-      return false;
-    }
+  [[gnu::always_inline]] static bool has_lane(const Lane& lane, const SeriesId& id,
+                                              std::uint64_t cost, const Program& program,
+                                              Nanos now) {
+    return lane.id == id && now <= lane.until.load(std::memory_order_relaxed) &&
+           lane.version == program.version && cost > 0 && lane.left() >= cost;
+  }
+  [[gnu::always_inline]] static void tell_of_lane(const Lane& lane, Nanos now, RuleStatus& status) {
     status.allowed = true;
     status.remaining = lane.beyond + lane.left();
     status.reset = lane.reset_at - now;
     status.retry_after = status.delay = 0;
-    return true;
   }
 
   /// A peek tells what is left, lanes included.
-  [[gnu::noinline]] void close_ended_lanes(const Item& item, Nanos now) {
-    Lanes::Open lanes = table.open_lanes(*item.entry);
-    if (item.cost == 0 || lanes.units == 0 || lanes.until < std::max(now, item.entry->time)) {
-      table.close_lanes(*item.entry);
+  [[gnu::noinline]] void close_ended_lanes(SeriesEntry& entry, std::uint64_t cost, Nanos now) {
+    Lanes::Open lanes = table.open_lanes(entry);
+    if (cost == 0 || lanes.units == 0 || lanes.until < std::max(now, entry.time)) {
+      table.close_lanes(entry);
     }
   }
 
   /// After the cost was consumed; `status` is from before.
-  [[gnu::noinline]] void open_lane(const Plan& plan, const Item& item, const Local& work, Nanos now,
+  [[gnu::noinline]] void open_lane(const Plan& plan, SeriesId id, std::uint64_t cost,
+                                   SeriesEntry& entry, Lane& lane, const Local& work, Nanos now,
                                    const RuleStatus& status) {
-    SeriesEntry& entry = *item.entry;
+    if (!Lanes::is_hot(lane, id)) return;
     if (plan.bucket.queue || !table.may_have_lanes(entry)) return;
     if (entry.form() == Form::general) return;  // which it may have become just now
-    Lane& lane = *item.lane;
+    const Item item = item_alone(plan, id, cost, entry, lane, now);
     std::uint64_t block = Lanes::kFirstBlock;
     if (lane.id == item.id) {
       bool quiet = lane.left() > lane.block / 2;
@@ -1168,7 +1473,10 @@ struct Limiter::Impl {
       per_unit = plan.brisk.unit.value();
       std::uint64_t sure = entry.word[0] - table.open_lanes(entry).units * per_unit;
       until = std::min(until, entry.time + plan.brisk.drain_time(sure) - 1);
-      if (until <= now) return;
+      if (until < now + Lanes::kMinLife) {
+        lane.score = 0;  // it is no more than looked at now and then
+        return;
+      }
       entry.word[0] += block * per_unit;
       lane.reset_at = entry.time + plan.brisk.drain_time(entry.word[0]);
     } else {
@@ -1269,7 +1577,7 @@ struct Limiter::Impl {
       RuleStatus& status = out.statuses[i];
       const Plan& plan = *item.plan;
       bool consumes = out.allowed && status.allowed && !status.degraded && item.cost > 0;
-      if (item.brisk) finish(plan, item, consumes, status);
+      if (item.brisk) finish(plan, item.owed, item.cost, consumes, status);
       if (consumes) {
         consume(plan, item, now, status);
         status.remaining -= std::min(status.remaining, item.cost);
@@ -1516,9 +1824,7 @@ struct Limiter::Impl {
         item.entry = &entry;
         item.id = hold.series;
         item.cost = mul_saturated(hold.per_hit, actual);
-        if (!plan.bucket_cell && !plan.log) {
-          find_window(plan, item, now);
-        }
+        if (!plan.bucket_cell && !plan.log) find_window(plan, item, now);
         table.set_rule(entry, plan.number);
         bool counted = settle_hold(plan, item, hold, now);
         out.lapsed |= !counted;
@@ -1592,13 +1898,16 @@ struct Limiter::Impl {
   }
 
   static void pick_decider(Decision& out, int index) {
-    const RuleStatus& candidate = out.statuses[static_cast<std::size_t>(index)];
-    if (candidate.allowed != out.allowed) return;
-    const RuleStatus* current = out.decider();
-    bool better =
-        current == nullptr || (out.allowed ? candidate.remaining < current->remaining
-                                           : candidate.retry_after > current->retry_after);
-    if (better) out.deciding = index;
+    if (decides(out.statuses[static_cast<std::size_t>(index)], out.decider(), out.allowed)) {
+      out.deciding = index;
+    }
+  }
+  /// Rather than `current`, if there is one: the least that remains, or the longest wait.
+  [[gnu::always_inline]] static bool decides(const RuleStatus& candidate, const RuleStatus* current,
+                                             bool allowed) {
+    if (candidate.allowed != allowed) return false;
+    return current == nullptr || (allowed ? candidate.remaining < current->remaining
+                                          : candidate.retry_after > current->retry_after);
   }
 
   // The replica's side.

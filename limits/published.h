@@ -47,6 +47,12 @@ class Published {
     std::atomic<std::uint64_t>* readers_;  // of the last slot
   };
 
+  /// use(), if the slot is a thread's own and keeps the newest value already; else null.
+  [[gnu::always_inline]] T* kept(std::size_t slot) const {
+    if (slot == Slots - 1) return nullptr;
+    T* value = current_.load(std::memory_order_acquire);
+    return slots_[slot].reads.load(std::memory_order_relaxed) == value ? value : nullptr;
+  }
   Use use(std::size_t slot) {
     if (slot == Slots - 1) return use_shared();
     T* value = current_.load(std::memory_order_acquire);

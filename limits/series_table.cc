@@ -95,6 +95,11 @@ SeriesEntry* SeriesTable::scan(const crdt::SeriesId& id, SeriesEntry** free) con
   return nullptr;
 }
 
+SeriesEntry* SeriesTable::look_and_lock(const crdt::SeriesId& id) {
+  SeriesEntry* entry = find(id);
+  return entry != nullptr && lock_with_lanes(*entry, id) ? entry : nullptr;
+}
+
 bool SeriesTable::wait_and_lock(SeriesEntry& entry, const crdt::SeriesId& id) const {
   std::uint64_t wanted = tag(id);
   int spins = 0;

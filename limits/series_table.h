@@ -113,6 +113,14 @@ class SeriesTable {
     bool free = SeriesEntry::tag_of(head) == tag(id) && (head & SeriesEntry::kLocked) == 0;
     return (free && entry.exchange(head, head | SeriesEntry::kLocked)) || wait_and_lock(entry, id);
   }
+  /// find() and lock_with_lanes() in one. Null if it is not there.
+  [[gnu::always_inline]] SeriesEntry* find_and_lock(const crdt::SeriesId& id, SeriesEntry* first) {
+    std::uint64_t head = first->load();
+    bool free = SeriesEntry::tag_of(head) == tag(id) && (head & SeriesEntry::kLocked) == 0;
+    if (free && first->exchange(head, head | SeriesEntry::kLocked)) [[likely]]
+      return first;
+    return look_and_lock(id);
+  }
   /// With the lock.
   void close_lanes(SeriesEntry& entry) {
     if (entry.has(SeriesEntry::kLanes)) take_back_lanes(entry);
@@ -236,6 +244,7 @@ class SeriesTable {
   std::uint64_t place(const SeriesEntry& entry) const { return index(entry) + 1; }
   void take_back_lanes(SeriesEntry& entry);
   bool wait_and_lock(SeriesEntry& entry, const crdt::SeriesId& id) const;
+  SeriesEntry* look_and_lock(const crdt::SeriesId& id);
   void lock_segment(std::size_t segment);
   void unlock_segment(std::size_t segment);
   void erase(SeriesEntry& entry);  // both locks held; releases the entry's

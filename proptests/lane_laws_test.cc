@@ -3,9 +3,11 @@
 
 #include <weir/limits/limiter.h>
 
+#include <array>
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <semaphore>
 #include <thread>
@@ -69,11 +71,23 @@ Rule hot_rule(std::uint64_t limit) {
   return rule;
 }
 
+std::uint64_t limit_of(const Rule& rule) {
+  return is_bucket(rule.algorithm) ? rule.burst : rule.limit;
+}
+
 std::uint64_t drained(Limiter& limiter) {
   std::vector<crdt::OwnCount> counts;
   limiter.drain(counts, 100);
   std::uint64_t units = 0;
   for (const crdt::OwnCount& count : counts) units = std::max(units, count.value);
+  return units;
+}
+
+std::map<crdt::CellId, std::uint64_t> all_drained(Limiter& limiter) {
+  std::vector<crdt::OwnCount> counts;
+  limiter.drain(counts, 1000);
+  std::map<crdt::CellId, std::uint64_t> units;
+  for (const crdt::OwnCount& count : counts) units[count.cell] = count.value;
   return units;
 }
 
@@ -137,8 +151,8 @@ LAW(42, "threads that decide on one series in turn are told what one thread alon
     reached("a lane in a window", behind > 0 && !bucket);
     return got.allowed;
   };
-  for (int steps = *one_of<int>({2, 6, 12}).as("steps"); steps > 0; --steps) {
-    switch (behind > 0 && *chance(40) ? *one_of<int>({0, 1, 2, 3}) : *choice(9)) {
+  for (int steps = *one_of<int>({5, 10, 20}).as("steps"); steps > 0; --steps) {
+    switch (behind > 0 && *chance(60) ? *one_of<int>({0, 0, 0, 1, 2, 3}) : *choice(9)) {
       case 0:
         now += *one_of<Nanos>({kMicrosecond, 900 * kMicrosecond, 3 * kMillisecond, rule.window / 50,
                                rule.window - 1, 2 * rule.window, 3 * rule.window});
@@ -209,6 +223,95 @@ LAW(42, "threads that decide on one series in turn are told what one thread alon
   if (options.replicated) RC_ASSERT(drained(limiter) == drained(plain));
 }
 
+LAW(42, "threads whose requests meet several rules, some hot, are told what one thread would be",
+    "a lane", "denied by another rule while there is a lane", "by a shadow rule alone",
+    "two hot rules", "denied by the hot rule", "a peek") {
+  std::vector<Rule> rules{hot_rule(*one_of<std::uint64_t>({2000, 5000, 20000}).as("limit"))};
+  const bool two = *chance(30).as("two hot rules");
+  if (two) {
+    rules.push_back(hot_rule(*one_of<std::uint64_t>({2000, 5000, 20000})));
+    rules.back().name = "hot, too";
+  }
+  rules.push_back(hot_rule(*one_of<std::uint64_t>({3, 30, 1000}).as("of a user")));
+  rules.back().name = "user";
+  rules.back().key = {"user"};
+  rules.back().shadow = *chance(20).as("shadow");
+  std::swap(rules.back(), rules[*between<std::size_t>(0, rules.size() - 1)]);
+  LimiterOptions options;
+  options.max_series = 100;
+  options.incarnation = {1, 1};
+  options.replicated = *chance(30).as("replicated");
+  Limiter limiter(rule_set(rules), options);
+  Limiter plain(rule_set(rules), options);
+  std::vector<std::unique_ptr<Worker>> workers;
+  for (int i = *between(2, 3).as("threads"); i > 0; --i) {
+    workers.push_back(std::make_unique<Worker>());
+  }
+  const std::array<std::string, 4> users{"u", "v", "w", "x"};
+  std::array<Entry, 2> entries{Entry{"key", "k"}, Entry{"user", users[0]}};
+  Request request{"api", entries};
+  Nanos now = kStart;
+  bool lanes = false;
+  std::deque<std::pair<Nanos, std::vector<RuleStatus>>> recent;
+  auto decide = [&](std::size_t turn) {
+    Decision wanted = plain.check(request, now);
+    Decision got;
+    workers[turn % workers.size()]->run([&] { limiter.check(request, now, got); });
+    RC_ASSERT(got.allowed == wanted.allowed);
+    RC_ASSERT(got.statuses.size() == rules.size());
+    if (!got.allowed) RC_ASSERT(got.deciding == wanted.deciding);
+    while (!recent.empty() && recent.front().first < now - Lanes::kLife) recent.pop_front();
+    recent.push_back({now, wanted.statuses});
+    for (std::size_t i = 0; i < rules.size(); ++i) {
+      const RuleStatus& is = got.statuses[i];
+      const RuleStatus& should = wanted.statuses[i];
+      RC_ASSERT(is.allowed == should.allowed);
+      RC_ASSERT(is.rule == should.rule);
+      RC_ASSERT(is.retry_after == should.retry_after);
+      RC_ASSERT(is.delay == should.delay);
+      std::uint64_t most = 0;
+      for (const auto& [at, statuses] : recent) most = std::max(most, statuses[i].remaining);
+      RC_ASSERT(is.remaining <= most);
+      RC_ASSERT(is.remaining + is.limit / 16 >= should.remaining);
+      lanes |= is.remaining < should.remaining;
+      bool denies = !is.allowed && !is.shadow;
+      reached("denied by another rule while there is a lane", lanes && denies && is.limit <= 1000);
+      reached("denied by the hot rule", denies && is.limit > 1000);
+      reached("by a shadow rule alone", got.allowed && !is.allowed);
+    }
+    reached("a lane", lanes);
+    reached("two hot rules", lanes && two);
+    reached("a peek", lanes && request.hits == 0);
+  };
+  for (int steps = *one_of<int>({3, 6, 12}).as("steps"); steps > 0; --steps) {
+    if (*chance(20)) {
+      now += *one_of<Nanos>({900 * kMicrosecond, 3 * kMillisecond, rules[0].window / 50,
+                             rules[0].window - 1, 2 * rules[0].window});
+    }
+    Nanos step = *one_of<Nanos>({0, 100, kMicrosecond, 20 * kMicrosecond, 300 * kMicrosecond});
+    request.hits = *one_of<std::uint64_t>({1, 1, 1, 2, 7, 40});
+    int turns = *one_of<int>({20, 60, 120});
+    for (int i = 0; i < turns; ++i) {
+      now += step;
+      entries[1].value = users[static_cast<std::size_t>(i) % *one_of<std::size_t>({1, 4})];
+      decide(static_cast<std::size_t>(i + i / 5));
+    }
+    if (*chance(30)) {
+      request.hits = *one_of<std::uint64_t>({0, 1500});
+      decide(0);
+    }
+  }
+  request.hits = 0;
+  for (std::size_t i = 0; i < rules.size(); ++i) {
+    for (const std::string& user : users) {
+      entries[1].value = user;
+      auto rule = static_cast<std::uint32_t>(i);
+      RC_ASSERT(limiter.used(rule, request, now) == plain.used(rule, request, now));
+    }
+  }
+  if (options.replicated) RC_ASSERT(all_drained(limiter) == all_drained(plain));
+}
+
 LAW(42, "threads that race for one series admit its limit, neither a unit more nor one less",
     "a bucket", "a window", "used up", "threads without lanes") {
   std::uint64_t limit = *one_of<std::uint64_t>({1000, 20'000, 60'000}).as("limit");
@@ -240,6 +343,51 @@ LAW(42, "threads that race for one series admit its limit, neither a unit more n
   reached("a window", !is_bucket(rule.algorithm));
   reached("used up", admitted + hits > limit);
   reached("threads without lanes", threads > 2);
+}
+
+LAW(42, "threads that race for a hot rule and others consume from all of them or from none",
+    "the hot rule is full", "a narrow rule is full", "all passed") {
+  std::vector<Rule> rules{hot_rule(*one_of<std::uint64_t>({1000, 20'000, 60'000}).as("limit"))};
+  rules.push_back(hot_rule(*one_of<std::uint64_t>({100, 4000, 100'000}).as("of a user")));
+  rules.back().name = "user";
+  rules.back().key = {"user"};
+  Limiter limiter(rule_set(rules), {});
+  constexpr int kDecisions = 10'000;
+  const std::array<std::string, 4> users{"u", "v", "w", "x"};
+  auto request = [&](std::array<Entry, 2>& entries, std::size_t user) {
+    entries = {Entry{"key", "k"}, Entry{"user", users[user % users.size()]}};
+    return Request{"api", entries};
+  };
+  std::atomic<std::uint64_t> admitted{0};
+  auto run = [&](std::size_t from) {
+    std::array<Entry, 2> entries;
+    Decision decision;
+    std::uint64_t mine = 0;
+    for (std::size_t i = 0; i < kDecisions; ++i) {
+      limiter.check(request(entries, from + i), kStart, decision);
+      mine += decision.allowed;
+    }
+    admitted += mine;
+  };
+  std::thread other([&] { run(1); });
+  run(0);
+  other.join();
+  std::array<Entry, 2> entries;
+  std::uint64_t of_users = 0;
+  bool full = false;
+  for (std::size_t user = 0; user < users.size(); ++user) {
+    std::uint64_t used = limiter.used(1, request(entries, user), kStart);
+    full |= used == limit_of(rules[1]);
+    of_users += used;
+  }
+  RC_ASSERT(limiter.used(0, request(entries, 0), kStart) == admitted);
+  RC_ASSERT(of_users == admitted);
+  // As every user asks as often, the limits alone say how many pass.
+  std::uint64_t most = std::min<std::uint64_t>(2 * kDecisions, limit_of(rules[0]));
+  RC_ASSERT(admitted == std::min(most, 4 * std::min<std::uint64_t>(limit_of(rules[1]), 5000)));
+  reached("a narrow rule is full", full);
+  reached("the hot rule is full", admitted == limit_of(rules[0]));
+  reached("all passed", admitted == 2 * kDecisions);
 }
 
 }  // namespace
