@@ -956,7 +956,7 @@ struct Limiter::Impl {
     add(plan, series_of(plan, request, work.key), request, now, work, items);
   }
 
-  static const SeriesId& id_of(const Plan& plan, std::string_view value, Local& work) {
+  static SeriesId id_of(const Plan& plan, std::string_view value, Local& work) {
     return work.memo.id_of(plan.hash_number, value, [&plan](std::string_view text) {
       return hash_with(plan.hash_key, text);
     });

@@ -20,8 +20,8 @@ class SeriesMemo {
   /// `hash(text)`, or what it said of this text before. `owner` names the hash function: never 0,
   /// and never used for another one.
   template <typename Hash>
-  const crdt::SeriesId& id_of(std::uint64_t owner, std::string_view text, Hash hash) {
-    if (text.size() > kMaxText) return longer_ = hash(text);
+  crdt::SeriesId id_of(std::uint64_t owner, std::string_view text, Hash hash) {
+    if (text.size() > kMaxText) return hash(text);
     Place& place = places_[spread(owner, text)];
     if (place.owner == owner && internal::same_text({place.text, place.size}, text)) {
       return place.id;
@@ -58,7 +58,6 @@ class SeriesMemo {
   }
 
   std::array<Place, 1u << kBits> places_{};
-  crdt::SeriesId longer_;
 };
 
 }  // namespace weir

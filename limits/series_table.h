@@ -97,9 +97,11 @@ class SeriesTable {
   SeriesEntry* find(const crdt::SeriesId& id) const { return find(id, &entries_[home(id)]); }
   /// `first`: first(id).
   [[gnu::always_inline]] SeriesEntry* find(const crdt::SeriesId& id, SeriesEntry* first) const {
-    return first->load(std::memory_order_acquire) >> SeriesEntry::kTagShift == tag(id)
-               ? first
-               : scan(id, nullptr);
+    auto is_it = [wanted = tag(id)](const SeriesEntry& entry) {
+      return SeriesEntry::tag_of(entry.load(std::memory_order_acquire)) == wanted;
+    };
+    if (is_it(first[0])) return first;
+    return is_it(first[1]) ? first + 1 : scan(id, nullptr);
   }
   /// False if the entry no longer holds this series.
   bool lock(SeriesEntry& entry, const crdt::SeriesId& id) {
@@ -115,10 +117,13 @@ class SeriesTable {
   }
   /// find() and lock_with_lanes() in one. Null if it is not there.
   [[gnu::always_inline]] SeriesEntry* find_and_lock(const crdt::SeriesId& id, SeriesEntry* first) {
-    std::uint64_t head = first->load();
+    SeriesEntry* entry = first;
+    std::uint64_t head = entry->load();
+    // A first place is the first half of its cache line.
+    if (SeriesEntry::tag_of(head) != tag(id)) head = (++entry)->load();
     bool free = SeriesEntry::tag_of(head) == tag(id) && (head & SeriesEntry::kLocked) == 0;
-    if (free && first->exchange(head, head | SeriesEntry::kLocked)) [[likely]]
-      return first;
+    if (free && entry->exchange(head, head | SeriesEntry::kLocked)) [[likely]]
+      return entry;
     return look_and_lock(id);
   }
   /// With the lock.
