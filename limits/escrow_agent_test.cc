@@ -358,16 +358,20 @@ TEST(Escrow, AChangedLimitCountsForLaterWindows) {
   EXPECT_EQ(decision.statuses[0].retry_after, kNever);
 }
 
-TEST(Escrow, AFailedDiskEndsSpending) {
-  Node node(10);
-  node.witnessed();
-  EXPECT_TRUE(ask(*node.limiter, 1).allowed);
+void expect_no_more_after_a_failed_disk(Node& node) {
   node.replica->reincarnate({1, 2}, true);
   node.limiter->rebase({1, 2}, [](const auto&, const auto&) { return std::uint64_t{0}; });
   node.agent->begin_anew(true, node.now);
   Decision decision = ask(*node.limiter, 1, node.now + kHour);
   EXPECT_FALSE(decision.allowed);
   EXPECT_TRUE(decision.statuses[0].degraded);
+}
+
+TEST(Escrow, AFailedDiskEndsSpending) {
+  Node node(10);
+  node.witnessed();
+  EXPECT_TRUE(ask(*node.limiter, 1).allowed);
+  expect_no_more_after_a_failed_disk(node);
 }
 
 TEST(Escrow, AHoldIsARightThatIsTaken) {
@@ -466,12 +470,7 @@ TEST(EscrowBucket, AFailedDiskEndsSpending) {
   node.witnessed();
   node.now += kMinute;
   EXPECT_TRUE(ask(*node.limiter, 1, node.now).allowed);
-  node.replica->reincarnate({1, 2}, true);
-  node.limiter->rebase({1, 2}, [](const auto&, const auto&) { return std::uint64_t{0}; });
-  node.agent->begin_anew(true, node.now);
-  Decision decision = ask(*node.limiter, 1, node.now + kHour);
-  EXPECT_FALSE(decision.allowed);
-  EXPECT_TRUE(decision.statuses[0].degraded);
+  expect_no_more_after_a_failed_disk(node);
 }
 
 TEST(EscrowBucket, AChangedRateHoldsAtOnceAndWhatIsThereStays) {

@@ -66,11 +66,7 @@ World world() {
   made.rule = bucket_rule(limit, window * kSecond, burst);
   if (*chance(30)) made.rule.algorithm = Algorithm::leaky_bucket;
   made.options.rules = rule_set({made.rule});
-  if (*chance(40)) {
-    for (std::size_t i = 0; i < made.options.nodes; ++i) {
-      made.options.weights.push_back(*between<std::uint32_t>(i == 0 ? 1 : 0, 3));
-    }
-  }
+  draw_weights(made.options);
   return made;
 }
 

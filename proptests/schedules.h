@@ -133,6 +133,14 @@ inline rc::Gen<MeshOptions> mesh_options(std::size_t least = 2, std::size_t most
   });
 }
 
+/// Mostly none: all alike. The first node always has some.
+inline void draw_weights(MeshOptions& options) {
+  if (!*chance(40)) return;
+  for (std::size_t i = 0; i < options.nodes; ++i) {
+    options.weights.push_back(*between<std::uint32_t>(i == 0 ? 1 : 0, 3));
+  }
+}
+
 /// Asserts that nobody broke a promise and that all nodes hold the same cells.
 inline void assert_agreement(Mesh& mesh) {
   for (const std::string& promise : mesh.broken()) RC_FAIL(promise);
