@@ -323,9 +323,7 @@ inline bool Limiter::Impl::decide_alone(const Plan& plan, const SeriesId id,
       }
       consumes = status.allowed && cost > 0;
       if (consumes) [[likely]] {
-        bool brief =
-            entry->time == start && cost <= kMaxSmall - entry->count[0] && !options.replicated;
-        if (brief) [[likely]] {
+        if (fits_in_window(*entry, cost, start) && !options.replicated) [[likely]] {
           entry->count[0] += static_cast<std::uint32_t>(cost);
         } else {
           consume_window_alone(plan, id, cost, *entry, lane, now, status);
@@ -472,11 +470,10 @@ inline void Limiter::Impl::consume_small(const Plan& plan, Item& item, Nanos now
   SeriesEntry& entry = *item.entry;
   if (plan.bucket_cell) {
     consume_brisk(plan, entry, item.owed, item.cost, now);
-  } else if (!options.replicated && entry.time == item.start &&
-             item.cost <= kMaxSmall - entry.count[0]) {
+  } else if (fits_in_window(entry, item.cost, item.start) && !options.replicated) {
     entry.count[0] += static_cast<std::uint32_t>(item.cost);
   } else {
-    consume(plan, item, now, status);
+    consume_window(plan, item, now, status);
   }
 }
 
@@ -529,8 +526,17 @@ void Limiter::Impl::consume_window_alone(const Plan& plan, SeriesId id, std::uin
                                          SeriesEntry& entry, Lane& lane, Nanos now,
                                          const RuleStatus& status) {
   Item item = item_alone(plan, id, cost, entry, lane, now);
-  bool fits = entry.time == item.start && cost <= kMaxSmall - entry.count[0];
-  if (!fits) table.close_lanes(entry);
+  consume_window(plan, item, now, status);
+}
+
+inline bool Limiter::Impl::fits_in_window(const SeriesEntry& entry, std::uint64_t cost,
+                                          Nanos start) {
+  return entry.time == start && cost <= kMaxSmall - entry.count[0];
+}
+
+void Limiter::Impl::consume_window(const Plan& plan, Item& item, Nanos now,
+                                   const RuleStatus& status) {
+  if (!fits_in_window(*item.entry, item.cost, item.start)) table.close_lanes(*item.entry);
   consume(plan, item, now, status);
 }
 

@@ -508,6 +508,12 @@ struct Limiter::Impl {
                                                          const WindowShape& shape, Nanos start,
                                                          RuleStatus& status);
   [[gnu::always_inline]] inline static bool wants_lane(const SeriesEntry& entry, const Local& work);
+  /// In the newest window, and the entry stays as it is otherwise.
+  [[gnu::always_inline]] inline static bool fits_in_window(const SeriesEntry& entry,
+                                                           std::uint64_t cost, Nanos start);
+  /// What changes more than that must find no lanes: their units are in the count as it stands.
+  [[gnu::noinline]] void consume_window(const Plan& plan, Item& item, Nanos now,
+                                        const RuleStatus& status);
   [[gnu::noinline]] void consume_window_alone(const Plan& plan, SeriesId id, std::uint64_t cost,
                                               SeriesEntry& entry, Lane& lane, Nanos now,
                                               const RuleStatus& status);

@@ -225,14 +225,23 @@ LAW(42, "threads that decide on one series in turn are told what one thread alon
 
 LAW(42, "threads whose requests meet several rules, some hot, are told what one thread would be",
     "a lane", "denied by another rule while there is a lane", "by a shadow rule alone",
-    "two hot rules", "denied by the hot rule", "a peek") {
-  std::vector<Rule> rules{hot_rule(*one_of<std::uint64_t>({2000, 5000, 20000}).as("limit"))};
+    "two hot rules", "denied by the hot rule", "a peek", "a count beyond 32 bits") {
+  constexpr std::uint64_t kHuge = std::uint64_t{1} << 34;
+  const std::uint64_t limit = *one_of<std::uint64_t>({2000, 5000, 20000, kHuge}).as("limit");
+  std::vector<Rule> rules{hot_rule(limit)};
   const bool two = *chance(30).as("two hot rules");
   if (two) {
     rules.push_back(hot_rule(*one_of<std::uint64_t>({2000, 5000, 20000})));
     rules.back().name = "hot, too";
   }
-  rules.push_back(hot_rule(*one_of<std::uint64_t>({3, 30, 1000}).as("of a user")));
+  const bool huge = limit == kHuge && !two;
+  if (huge) {
+    rules[0].algorithm = Algorithm::fixed_window;
+    rules[0].window = kMinute;
+    rules[0].burst = 0;
+  }
+  const std::uint64_t of_a_user = *one_of<std::uint64_t>({3, 30, 1000}).as("of a user");
+  rules.push_back(hot_rule(huge ? kHuge : of_a_user));
   rules.back().name = "user";
   rules.back().key = {"user"};
   rules.back().shadow = *chance(20).as("shadow");
@@ -281,10 +290,16 @@ LAW(42, "threads whose requests meet several rules, some hot, are told what one 
     }
     reached("a lane", lanes);
     reached("two hot rules", lanes && two);
+    reached("a count beyond 32 bits",
+            lanes && huge && wanted.statuses[0].remaining < kHuge - 0xFFFFFFFFu);
     reached("a peek", lanes && request.hits == 0);
   };
+  if (huge) {
+    request.hits = 0xFFFFFFFFu - *between<std::uint64_t>(50, 1000).as("short of 32 bits");
+    decide(0);
+  }
   for (int steps = *one_of<int>({3, 6, 12}).as("steps"); steps > 0; --steps) {
-    if (*chance(20)) {
+    if (*chance(huge ? 3 : 20)) {
       now += *one_of<Nanos>({900 * kMicrosecond, 3 * kMillisecond, rules[0].window / 50,
                              rules[0].window - 1, 2 * rules[0].window});
     }
