@@ -16,7 +16,7 @@
 
 #include <cluster/cluster.h>
 #include <weir/bench/histogram.h>
-#include <weir/limits/rules_yaml.h>
+#include <weir/limits/rules/rules_yaml.h>
 #include <weir/rpc/client/client.h>
 
 namespace weir::bench {

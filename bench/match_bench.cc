@@ -1,7 +1,7 @@
 // Which rules a request meets: the index of a RuleSet, beside a scan of the domain's rules.
 #include <benchmark/benchmark.h>
 #include <weir/crdt/ids.h>
-#include <weir/limits/rule_index.h>
+#include <weir/limits/matching/rule_index.h>
 
 #include <array>
 #include <functional>

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <weir/limits/rule.h>
+#include <weir/limits/rules/rule.h>
 
 namespace weir::bench {
 

@@ -1,5 +1,5 @@
 #include <weir/bench/working_node.h>
-#include <weir/limits/window.h>
+#include <weir/limits/algorithms/window.h>
 
 #include <chrono>
 #include <cstdlib>

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <weir/bench/keys.h>
-#include <weir/node/engine.h>
+#include <weir/node/engine/engine.h>
 #include <weir/storage/store.h>
 
 namespace weir::bench {

@@ -95,7 +95,8 @@ struct Repair {
   friend bool operator==(const Repair&, const Repair&) = default;
 };
 
-// Escrow rules (docs/escrow.md). The replica does not know these: limits/escrow_agent.h does.
+// Escrow rules (docs/escrow.md). The replica does not know these: limits/escrow/escrow_agent.h
+// does.
 
 /// "Of this window's rights you shall have transferred at least `wanted` to me", to the life that
 /// sends it. A total and not a difference, so any number of copies is one request. There is no

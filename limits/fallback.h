@@ -21,8 +21,8 @@ struct FallbackOptions {
 
 /// What a rule's on_failure says when no node answers in time: `open` rules count in a bucket here
 /// (limit / parts * 1.2 per window, and as much of the burst, at least one unit), `closed` rules
-/// deny. All rules that match must agree. Buckets are exact (limits/bucket.h), begin full, and know
-/// nothing of what the nodes counted.
+/// deny. All rules that match must agree. Buckets are exact (limits/algorithms/bucket.h), begin
+/// full, and know nothing of what the nodes counted.
 ///
 /// Thread-safe, and reads no clock.
 class Fallback {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include <weir/limits/window.h>
+#include <weir/limits/algorithms/window.h>
 
 namespace weir {
 namespace {

@@ -13,10 +13,10 @@
 #include <weir/crdt/cell.h>
 #include <weir/crdt/replica.h>
 #include <weir/limits/decision.h>
-#include <weir/limits/escrow_cell.h>
-#include <weir/limits/escrow_needs.h>
+#include <weir/limits/escrow/escrow_cell.h>
+#include <weir/limits/escrow/escrow_needs.h>
 #include <weir/limits/request.h>
-#include <weir/limits/rule.h>
+#include <weir/limits/rules/rule.h>
 
 namespace weir {
 

@@ -4,7 +4,7 @@
 #include <span>
 #include <string_view>
 
-#include <weir/limits/text.h>
+#include <weir/limits/matching/text.h>
 
 namespace weir {
 

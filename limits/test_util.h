@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include <weir/limits/rule.h>
+#include <weir/limits/rules/rule.h>
 
 /// What tests of several folders need to make rules.
 namespace weir::test {

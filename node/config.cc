@@ -16,9 +16,9 @@
 #include <fmt/ranges.h>
 #include <yaml-cpp/yaml.h>
 
-#include <weir/limits/rules_yaml.h>
+#include <weir/limits/rules/rules_yaml.h>
 #include <weir/node/utf8.h>
-#include <weir/rpc/address.h>
+#include <weir/rpc/net/address.h>
 
 namespace weir::node {
 namespace {

@@ -11,8 +11,8 @@
 #include <weir/crdt/escrow.h>
 #include <weir/crdt/ids.h>
 #include <weir/crdt/time.h>
-#include <weir/limits/rule.h>
-#include <weir/node/http_headers.h>
+#include <weir/limits/rules/rule.h>
+#include <weir/node/fronts/http/http_headers.h>
 #include <weir/node/log.h>
 
 namespace weir::node {

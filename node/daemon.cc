@@ -13,18 +13,18 @@
 #include <utility>
 #include <vector>
 
-#include <weir/limits/rules_text.h>
-#include <weir/limits/rules_yaml.h>
-#include <weir/node/engine.h>
-#include <weir/node/home.h>
-#include <weir/node/http_front.h>
-#include <weir/node/metrics.h>
-#include <weir/node/rules_watch.h>
+#include <weir/limits/rules/rules_text.h>
+#include <weir/limits/rules/rules_yaml.h>
+#include <weir/node/control/rules_watch.h>
+#include <weir/node/engine/engine.h>
+#include <weir/node/fronts/admin/metrics.h>
+#include <weir/node/fronts/capnp/service.h>
+#include <weir/node/fronts/http/http_front.h>
+#include <weir/node/service/home.h>
 #include <weir/node/version.h>
-#include <weir/rpc/client.h>
-#include <weir/rpc/event_loop.h>
-#include <weir/rpc/peers.h>
-#include <weir/rpc/service.h>
+#include <weir/rpc/client/node_client.h>
+#include <weir/rpc/net/event_loop.h>
+#include <weir/rpc/peers/peers.h>
 #include <weir/storage/store.h>
 
 namespace weir::node {

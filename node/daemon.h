@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include <weir/limits/rules_yaml.h>
+#include <weir/limits/rules/rules_yaml.h>
 #include <weir/node/config.h>
 #include <weir/node/log.h>
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include <weir/limits/rules_yaml.h>
+#include <weir/limits/rules/rules_yaml.h>
 #include <weir/node/config.h>
 #include <weir/node/daemon.h>
 #include <weir/node/version.h>

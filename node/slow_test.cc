@@ -14,7 +14,7 @@
 #include <thread>
 
 #include <cluster/cluster.h>
-#include <weir/limits/rules_yaml.h>
+#include <weir/limits/rules/rules_yaml.h>
 #include <weir/rpc/client/client.h>
 
 namespace weir::examples {

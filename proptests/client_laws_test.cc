@@ -1,8 +1,8 @@
+#include <weir/limits/algorithms/window.h>
 #include <weir/limits/fallback.h>
 #include <weir/limits/lease.h>
-#include <weir/limits/rules_text.h>
-#include <weir/limits/rules_yaml.h>
-#include <weir/limits/window.h>
+#include <weir/limits/rules/rules_text.h>
+#include <weir/limits/rules/rules_yaml.h>
 #include <weir/rpc/client/lease_book.h>
 
 #include <deque>

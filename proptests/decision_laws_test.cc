@@ -3,7 +3,7 @@
 #include <map>
 #include <thread>
 
-#include <weir/limits/log_window.h>
+#include <weir/limits/algorithms/log_window.h>
 
 #include "law.h"
 #include "schedules.h"

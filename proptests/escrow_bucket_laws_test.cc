@@ -1,4 +1,4 @@
-#include <weir/limits/escrow_bucket.h>
+#include <weir/limits/escrow/escrow_bucket.h>
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include <weir/limits/escrow_agent.h>
+#include <weir/limits/escrow/escrow_agent.h>
 
 #include "law.h"
 #include "schedules.h"

@@ -1,5 +1,5 @@
 #include <weir/limits/limiter.h>
-#include <weir/node/engine.h>
+#include <weir/node/engine/engine.h>
 
 #include <array>
 #include <memory>

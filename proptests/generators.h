@@ -12,10 +12,10 @@
 
 #include <weir/crdt/cell.h>
 #include <weir/crdt/replica.h>
-#include <weir/limits/bucket.h>
-#include <weir/limits/log_window.h>
-#include <weir/limits/rule.h>
-#include <weir/limits/window.h>
+#include <weir/limits/algorithms/bucket.h>
+#include <weir/limits/algorithms/log_window.h>
+#include <weir/limits/algorithms/window.h>
+#include <weir/limits/rules/rule.h>
 
 /// Inputs of the laws. Pools are small on purpose, so that writers, checkpoints and instants meet;
 /// and every range has its ends in it.

@@ -1,4 +1,4 @@
-#include <weir/node/home_test_util.h>
+#include <weir/node/service/home_test_util.h>
 
 #include <map>
 #include <string>

@@ -12,7 +12,7 @@
 #include <semaphore>
 #include <thread>
 
-#include <weir/limits/lanes.h>
+#include <weir/limits/series/lanes.h>
 
 #include "generators.h"
 #include "law.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include <weir/crdt/replica.h>
-#include <weir/limits/escrow_agent.h>
+#include <weir/limits/escrow/escrow_agent.h>
 #include <weir/limits/limiter.h>
 
 namespace weir::laws {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <weir/crdt/time.h>
-#include <weir/limits/rule.h>
+#include <weir/limits/rules/rule.h>
 
 /// What the laws compare against: the plainest code that can be right. Nothing here calls the code
 /// under test.

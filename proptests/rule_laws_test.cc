@@ -1,4 +1,4 @@
-#include <weir/limits/rule_index.h>
+#include <weir/limits/matching/rule_index.h>
 
 #include "generators.h"
 #include "law.h"

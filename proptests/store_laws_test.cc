@@ -1,5 +1,5 @@
 #include <rapidcheck/state.h>
-#include <weir/node/engine.h>
+#include <weir/node/engine/engine.h>
 #include <weir/storage/test_util.h>
 
 #include <atomic>

@@ -97,7 +97,7 @@ struct LeaseReply {
   friend bool operator==(const LeaseReply&, const LeaseReply&) = default;
 };
 
-/// A node's rules. limits/rules_text.h
+/// A node's rules. limits/rules/rules_text.h
 struct RulesReply {
   std::string error;  ///< not empty: there are none, and why
   std::string yaml;

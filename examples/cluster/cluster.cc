@@ -17,7 +17,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include <weir/rpc/client.h>
+#include <weir/rpc/client/node_client.h>
 
 namespace weir::examples {
 namespace {

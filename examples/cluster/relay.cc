@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include <weir/rpc/address.h>
+#include <weir/rpc/net/address.h>
 
 namespace weir::examples {
 namespace {

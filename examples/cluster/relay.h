@@ -8,7 +8,7 @@
 
 namespace weir::examples {
 
-/// Where a relay stands. Addresses are literal, as in rpc/address.h.
+/// Where a relay stands. Addresses are literal, as in rpc/net/address.h.
 struct RelayEnds {
   std::string listen;  ///< "10.0.0.1:7400"; port 0 takes a free one
   std::string target;  ///< where connections go on to

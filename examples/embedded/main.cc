@@ -1,6 +1,6 @@
 // The limiter inside a service: no node, no network, one call per request.
 #include <weir/limits/limiter.h>
-#include <weir/limits/rules_yaml.h>
+#include <weir/limits/rules/rules_yaml.h>
 
 #include <cstdio>
 #include <ctime>

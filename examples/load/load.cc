@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include <weir/crdt/ids.h>
-#include <weir/limits/access_log.h>
+#include <weir/node/cli/access_log.h>
 
 namespace weir::examples {
 

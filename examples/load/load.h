@@ -10,7 +10,7 @@
 #include <vector>
 
 #include <weir/crdt/time.h>
-#include <weir/rpc/client.h>
+#include <weir/rpc/client/node_client.h>
 
 namespace weir::examples {
 

@@ -10,7 +10,7 @@
 
 #include <weir/proptests/real/history.h>
 #include <weir/proptests/real/network.h>
-#include <weir/rpc/client.h>
+#include <weir/rpc/client/node_client.h>
 
 namespace weir::real {
 

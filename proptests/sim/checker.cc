@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 
 #include <weir/crdt/escrow.h>
-#include <weir/limits/bucket.h>
-#include <weir/limits/window.h>
+#include <weir/limits/algorithms/bucket.h>
+#include <weir/limits/algorithms/window.h>
 
 namespace weir::sim {
 namespace {

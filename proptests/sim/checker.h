@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <weir/crdt/message.h>
-#include <weir/node/engine.h>
+#include <weir/node/engine/engine.h>
 #include <weir/proptests/sim/disk.h>
 
 namespace weir::sim {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <weir/crdt/time.h>
-#include <weir/limits/rule.h>
+#include <weir/limits/rules/rule.h>
 
 namespace weir::sim {
 

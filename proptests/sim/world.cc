@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include <weir/limits/window.h>
+#include <weir/limits/algorithms/window.h>
 #include <weir/proptests/sim/lmdb_backing.h>
 
 namespace weir::sim {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include <weir/node/engine.h>
+#include <weir/node/engine/engine.h>
 #include <weir/proptests/sim/checker.h>
 #include <weir/proptests/sim/disk.h>
 #include <weir/proptests/sim/random.h>

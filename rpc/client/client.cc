@@ -13,7 +13,7 @@
 
 #include <weir/limits/fallback.h>
 #include <weir/limits/rendezvous.h>
-#include <weir/limits/rules_yaml.h>
+#include <weir/limits/rules/rules_yaml.h>
 
 namespace weir {
 namespace {

@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include <weir/limits/rule.h>
+#include <weir/limits/rules/rule.h>
 #include <weir/rpc/check.h>
-#include <weir/rpc/client.h>
 #include <weir/rpc/client/lease_book.h>
+#include <weir/rpc/client/node_client.h>
 
 namespace weir {
 

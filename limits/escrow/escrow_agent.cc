@@ -1,0 +1,427 @@
+#include <weir/limits/escrow/escrow_agent.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <utility>
+
+namespace weir {
+namespace {
+
+/// A peer that has no more than this long to answer is not asked for the next window.
+/// A life's share begins with windows that start so many times the tolerated skew after it did; and
+/// no life gives of those that start later than that.
+constexpr Nanos kHorizonSkews = 2;
+constexpr Nanos kLeadShare = 2;  // of max_skew
+constexpr std::uint32_t kReserveAttempts = 32;
+
+std::uint64_t saturated(Uint128 units) {
+  constexpr auto kMost = std::numeric_limits<std::uint64_t>::max();
+  return units > kMost ? kMost : static_cast<std::uint64_t>(units);
+}
+
+}  // namespace
+
+std::uint64_t digest_of_lives(const crdt::Replica& replica, const crdt::Member& member,
+                              const crdt::Incarnation& but, Nanos at) {
+  std::uint64_t sum = 0;
+  const auto& members = replica.members();
+  // Windows that are over are left out: either side may have forgotten them.
+  replica.for_each([&](const crdt::Cell& cell) {
+    if (cell.id.is_bucket() || cell.id.epoch.expiry <= at) return;
+    for (const crdt::Slot& slot : cell.slots) {
+      if (slot.id.birth == 0 || slot.id.writer == but) continue;
+      auto owner = members.find(slot.id.writer);
+      if (owner == members.end() || owner->second != member) continue;
+      std::uint64_t hash = crdt::mix64(crdt::cell_key(cell.id), slot.id.writer.hi);
+      hash = crdt::mix64(crdt::mix64(hash, slot.id.writer.lo), slot.id.birth);
+      sum += crdt::mix64(hash, slot.value);
+    }
+  });
+  return sum;
+}
+
+EscrowAgent::EscrowAgent(EscrowAgentOptions options, crdt::Replica& replica, Limiter& limiter)
+    : options_(std::move(options)), replica_(replica), limiter_(limiter) {
+  peers_.resize(replica_.options().peers.size());
+  rules_changed();
+}
+
+void EscrowAgent::rules_changed() {
+  std::shared_ptr<const RuleSet> rules = limiter_.rules();
+  enabled_ |= std::any_of(rules->rules().begin(), rules->rules().end(),
+                          [](const Rule& rule) { return rule.enforcement == Enforcement::escrow; });
+}
+
+// Lives.
+
+void EscrowAgent::begin(bool disk, Nanos time_floor, Nanos now) {
+  standing_ = {};
+  standing_.ahead = kHorizonSkews * replica_.options().max_skew;
+  standing_.disk = disk;
+  began_ = now_ = now;
+  time_floor_ = time_floor;
+  may_take_over_ = disk;
+  quick_ = disk && now <= time_floor;
+  register_life(now);
+}
+
+void EscrowAgent::begin_anew(bool stopped, Nanos now) {
+  standing_.stopped = stopped;
+  may_take_over_ = false;
+  taking_over_ = taken_over_ = registered_ = tainted_ = false;
+  for (Peer& peer : peers_) peer.witnessed = false;
+  register_life(now);
+}
+
+void EscrowAgent::register_life(Nanos now) {
+  came(now);
+  standing_.open = false;
+  next_claim_ = now;
+  elder_rows_ = replica_.counters().elder_rows;
+  written_ = false;
+  newest_ = 0;
+  previous_ = {};
+  register_ = crdt::register_cell(self(), now);
+  register_before_ = crdt::register_cell_before(self(), now);
+  for (const crdt::CellId& id : {register_before_, register_}) {
+    const crdt::Cell* cell = replica_.find(id);
+    if (cell == nullptr) continue;
+    for (const crdt::Slot& slot : cell->slots) {
+      if (slot.id.birth != crdt::kHorizonRow || slot.value <= newest_) continue;
+      newest_ = slot.value;
+      previous_ = slot.id.writer;
+    }
+  }
+  update_succession();
+}
+
+/// What was transferred for a window that has not begun, and clocks that are ahead: so much is not
+/// this life's.
+void EscrowAgent::write_horizon(Nanos now) {
+  written_ = true;
+  Nanos horizon = now + kHorizonSkews * replica_.options().max_skew;
+  write_row(crdt::kHorizonRow, std::max(static_cast<std::uint64_t>(horizon) + 1, newest_ + 1), now);
+}
+
+void EscrowAgent::write_row(std::uint64_t row, std::uint64_t value, Nanos now) {
+  crdt::OwnCount count{register_, row, value, {}, true, true};
+  replica_.count({&count, 1}, now);
+}
+
+crdt::Succession EscrowAgent::succession_of(const crdt::Member& member,
+                                            const crdt::Incarnation& life, Nanos now) const {
+  return crdt::succession_of(life, replica_.find(crdt::register_cell(member, now)),
+                             replica_.find(crdt::register_cell_before(member, now)));
+}
+
+void EscrowAgent::update_succession() {
+  succession_ = crdt::succession_of(replica_.incarnation(), replica_.find(register_),
+                                    replica_.find(register_before_));
+  // What earlier lives used must be known before it is counted on what they had.
+  if (enabled_) refresh();
+  publish();
+}
+
+void EscrowAgent::publish() {
+  bool witnessed = peers_.empty();
+  for (const Peer& peer : peers_) witnessed |= peer.witnessed;
+  bool open = registered_ && witnessed && unabsorbed_.empty();
+  if (open && !standing_.open) standing_.since = now_;
+  standing_.open = open;
+  standing_.horizon = succession_.horizon;
+  limiter_.set_standing(standing_);
+}
+
+void EscrowAgent::told_durable(const crdt::OwnCount& count) {
+  if (!crdt::is_register(count.cell)) return limiter_.told_durable(count);
+  if (count.birth == crdt::kHorizonRow) {
+    registered_ = true;
+  } else {
+    taken_over_ = true;
+  }
+  update_succession();
+}
+
+bool EscrowAgent::is_life_of(const crdt::Incarnation& life, const crdt::Member& member) const {
+  auto known = replica_.members().find(life);
+  return known != replica_.members().end() && known->second == member;
+}
+
+void EscrowAgent::claim(Nanos now) {
+  if (taken_over_ || standing_.stopped || !registered_ || now < next_claim_) return;
+  next_claim_ = now + options_.claim_interval;
+  std::vector<crdt::PeerStatus> status = replica_.peers();
+  for (crdt::PeerIndex i = 0; i < peers_.size(); ++i) {
+    if (peers_[i].witnessed || !status[i].incarnation) continue;
+    out_.push_back(
+        {i, crdt::LifeClaim{replica_.incarnation(), now, options_.shares->version(now)}});
+  }
+}
+
+void EscrowAgent::heard(crdt::PeerIndex peer, const crdt::Incarnation& from, Nanos now) {
+  if (peer >= peers_.size()) return;
+  auto& heard = peers_[peer].heard;
+  heard[from] = now;
+  if (heard.size() > 1) {
+    std::erase_if(heard, [&](const auto& each) { return each.second + options_.quiet <= now; });
+  }
+}
+
+void EscrowAgent::receive(crdt::PeerIndex peer, const crdt::Incarnation& from,
+                          const crdt::Message& message, Nanos now) {
+  if (peer >= peers_.size()) return;
+  came(now);
+  if (const auto* request = std::get_if<crdt::RightsRequest>(&message))
+    on(peer, from, *request, now);
+  if (const auto* claim = std::get_if<crdt::LifeClaim>(&message)) on(peer, from, *claim, now);
+  if (const auto* witness = std::get_if<crdt::LifeWitness>(&message)) on(peer, from, *witness, now);
+}
+
+void EscrowAgent::on(crdt::PeerIndex index, const crdt::Incarnation& from,
+                     const crdt::LifeClaim& message, Nanos now) {
+  Peer& peer = peers_[index];
+  if (message.life != from || peer.heard.size() > 1) return;
+  if (options_.shares->version(message.at) != message.version) {
+    ++counters_.versions_differ;
+    return;
+  }
+  const crdt::Member& member = replica_.options().peers[index];
+  const crdt::Cell* current = replica_.find(crdt::register_cell(member, message.at));
+  if (current == nullptr || current->value_of({from, crdt::kHorizonRow}) == 0) return;
+  // This node would not have heard of another life yet, if there is one.
+  if (now < began_ + options_.quiet && has_other_lives(*current, from)) return;
+  peer.claimed = from;
+  peer.claimed_at = message.at;
+  peer.after = replica_.written();
+  answer_claims(now);
+}
+
+bool EscrowAgent::has_other_lives(const crdt::Cell& lives, const crdt::Incarnation& but) {
+  return std::any_of(lives.slots.begin(), lives.slots.end(),
+                     [&](const crdt::Slot& slot) { return slot.id.writer != but; });
+}
+
+void EscrowAgent::answer_claims(Nanos now) {
+  for (crdt::PeerIndex i = 0; i < peers_.size(); ++i) {
+    Peer& peer = peers_[i];
+    if (!peer.claimed || replica_.durable() < peer.after) continue;
+    std::uint64_t rows =
+        digest_of_lives(replica_, replica_.options().peers[i], peer.claimed, peer.claimed_at);
+    out_.push_back({i, crdt::LifeWitness{peer.claimed, peer.claimed_at, now, rows}});
+    peer.claimed = {};
+  }
+}
+
+void EscrowAgent::on(crdt::PeerIndex index, const crdt::Incarnation&,
+                     const crdt::LifeWitness& message, Nanos now) {
+  Peer& peer = peers_[index];
+  if (!enabled_ || message.life != replica_.incarnation() || peer.witnessed) return;
+  if (message.rows != digest_of_lives(replica_, self(), message.life, message.at)) {
+    // Rows are still on their way, in one direction or the other: asked again.
+    return;
+  }
+  peer.witnessed = true;
+  // By its clock the reserved time is over: ours may have been set back.
+  if (message.now > time_floor_ + replica_.options().max_skew) quick_ = false;
+  publish();
+  take_over_if_sure(now);
+}
+
+void EscrowAgent::take_over_if_sure(Nanos now) {
+  if (!may_take_over_ || taking_over_ || !registered_ || standing_.stopped) return;
+  if (replica_.counters().elder_rows != elder_rows_) {
+    // Some life of this member wrote what our disk does not hold.
+    may_take_over_ = false;
+    return;
+  }
+  auto witnesses = static_cast<std::size_t>(
+      std::count_if(peers_.begin(), peers_.end(), [](const Peer& p) { return p.witnessed; }));
+  bool sure = witnesses == peers_.size() || (quick_ && previous_ && witnesses > 0);
+  if (!sure) return;
+  taking_over_ = true;
+  write_row(previous_ ? crdt::succession_row(previous_) : crdt::kFirstRow, 1, now);
+}
+
+// Rights.
+
+bool EscrowAgent::changed(const crdt::CellId& id) {
+  const crdt::Cell* cell = replica_.find(id);
+  if (cell == nullptr || !crdt::is_escrow(*cell)) return false;
+  if (taking_over_ && replica_.counters().elder_rows != elder_rows_) tainted_ = true;
+  if (!enabled_ || crdt::is_register(id)) return true;
+  counters_.units_received += absorb(*cell);
+  publish();
+  return true;
+}
+
+/// Everything but the rows of the life that runs: these the limiter knows best. Returns the units
+/// of rights that came.
+std::uint64_t EscrowAgent::absorb(const crdt::Cell& cell) {
+  crdt::Cell rest;
+  rest.id = cell.id;
+  Uint128 used = 0;
+  for (const crdt::Slot& slot : cell.slots) {
+    if (slot.id.writer == replica_.incarnation()) continue;
+    rest.slots.push_back(slot);
+    if (slot.id.birth == crdt::kUsedRow) used += slot.value;
+  }
+  EscrowOthers others;
+  others.holding = crdt::holding_of(rest, succession_, [this](const crdt::Incarnation& life) {
+    return is_life_of(life, self());
+  });
+  others.used_by_peers = saturated(used);
+  std::optional<std::uint64_t> absorbed = limiter_.absorb_rows(cell.id, others);
+  if (absorbed) {
+    unabsorbed_.erase(cell.id);
+  } else {
+    unabsorbed_.insert(cell.id);
+  }
+  return absorbed.value_or(0);
+}
+
+void EscrowAgent::refresh() {
+  replica_.for_each([this](const crdt::Cell& cell) {
+    if (crdt::is_escrow(cell) && !crdt::is_register(cell.id)) absorb(cell);
+  });
+}
+
+void EscrowAgent::on(crdt::PeerIndex index, const crdt::Incarnation& from,
+                     const crdt::RightsRequest& message, Nanos now) {
+  // Only to the life that this node itself talks to: a late request of one that is gone would
+  // transfer rights to nobody.
+  bool current = replica_.peers()[index].incarnation == from;
+  std::uint64_t given = 0;
+  if (current && !standing_.stopped && crdt::valid_epoch(message.cell.epoch)) {
+    given = limiter_.give_rights(message.rule, message.cell, from, message.wanted, now);
+  }
+  ++(given > 0 ? counters_.requests_served : counters_.requests_refused);
+  counters_.units_given = add_saturated(counters_.units_given, given);
+}
+
+void EscrowAgent::ask_for_rights(Nanos now) {
+  needs_.clear();
+  limiter_.rights_needed(now, replica_.options().max_skew / kLeadShare, needs_);
+  if (standing_.stopped) return;
+  for (const RightsNeed& need : needs_) ask(need, now);
+}
+
+/// The richest first, as far as is known here. With `reserves` also those that have used all, of
+/// which they may keep a little in reserve.
+std::vector<EscrowAgent::Donor> EscrowAgent::donors(const crdt::CellId& id, std::uint64_t limit,
+                                                    bool reserves, Nanos now) const {
+  std::vector<Donor> found;
+  crdt::Cell nothing;
+  const crdt::Cell* cell = replica_.find(id);
+  if (cell == nullptr) cell = &nothing;
+  std::vector<crdt::PeerStatus> status = replica_.peers();
+  for (crdt::PeerIndex i = 0; i < status.size(); ++i) {
+    const crdt::Incarnation& life = status[i].incarnation;
+    if (!life) continue;
+    const crdt::Member& member = status[i].member;
+    crdt::Succession succession = succession_of(member, life, now);
+    crdt::Holding holding = crdt::holding_of(
+        *cell, succession, [&](const crdt::Incarnation& each) { return is_life_of(each, member); });
+    std::uint64_t share = options_.shares->share(member, id.series, limit, id.epoch.start);
+    crdt::Int128 rights = crdt::rights(holding, succession, id.epoch, share);
+    if (rights <= 0 && !(reserves && holding.used > 0)) continue;
+    std::uint64_t received = cell->value_of({life, crdt::transfer_row(replica_.incarnation())});
+    found.push_back({i, rights, received});
+  }
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Donor& a, const Donor& b) { return a.rights > b.rights; });
+  return found;
+}
+
+std::vector<crdt::PeerIndex> EscrowAgent::holders(const crdt::CellId& cell, std::uint64_t limit,
+                                                  Nanos now) const {
+  std::vector<crdt::PeerIndex> peers;
+  for (const Donor& donor : donors(cell, limit, !is_scarce(limit, *options_.shares), now))
+    peers.push_back(donor.peer);
+  return peers;
+}
+
+/// The next one each time nothing came of it. For what is kept in reserve a few times.
+void EscrowAgent::ask(const RightsNeed& need, Nanos now) {
+  const std::vector<Donor> found =
+      donors(need.cell, need.limit, need.attempt < kReserveAttempts, now);
+  if (found.empty()) return;
+  auto request = [&](const Donor& donor, std::uint64_t units) {
+    std::uint64_t wanted = add_saturated(donor.received, units);
+    out_.push_back({donor.peer, crdt::RightsRequest{need.rule, need.cell, wanted}});
+    ++counters_.requests_sent;
+  };
+  if (need.ahead) {
+    // Nobody has time to be asked after somebody else: of each what it has of all.
+    Uint128 all = 0;
+    for (const Donor& donor : found) all += static_cast<Uint128>(donor.rights);
+    std::uint64_t units = std::min(need.units, saturated(all));
+    for (const Donor& donor : found) {
+      auto rights = static_cast<Uint128>(donor.rights);
+      if (all == 0 || rights == 0) continue;
+      request(donor, saturated((units * rights + all - 1) / all));
+    }
+    return;
+  }
+  const Donor& donor = found[need.attempt % found.size()];
+  std::uint64_t most =
+      donor.rights > 0 ? saturated(static_cast<Uint128>(donor.rights)) : need.units;
+  request(donor, std::min(need.units, most));
+}
+
+void EscrowAgent::hand_over(Nanos now) {
+  leaving_ = true;
+  passed_on_ = counters_.units_received;
+  std::vector<crdt::PeerStatus> status = replica_.peers();
+  handed_over_.resize(status.size());
+  std::vector<crdt::PeerIndex> connected;
+  for (crdt::PeerIndex i = 0; i < status.size(); ++i) {
+    if (status[i].incarnation) connected.push_back(i);
+  }
+  if (!enabled_ || standing_.stopped || connected.empty()) return;
+  for (const RightsLeft& each : limiter_.rights_left(now, kMostHandedOver)) {
+    // Where nobody has used any, it depends on the series.
+    crdt::PeerIndex heir = connected[each.cell.series.lo % connected.size()];
+    std::uint64_t most = 0;
+    const crdt::Cell* cell = replica_.find(each.cell);
+    for (crdt::PeerIndex i : connected) {
+      if (cell == nullptr) break;
+      std::uint64_t used = cell->value_of({status[i].incarnation, crdt::kUsedRow});
+      if (used <= most) continue;
+      most = used;
+      heir = i;
+    }
+    std::uint64_t given =
+        limiter_.give_rights(each.rule, each.cell, status[heir].incarnation,
+                             std::numeric_limits<std::uint64_t>::max(), now, true);
+    counters_.units_given = add_saturated(counters_.units_given, given);
+    handed_over_[heir] += given > 0;
+  }
+}
+
+void EscrowAgent::pump(Nanos now) {
+  came(now);
+  answer_claims(now);
+  if (leaving_ && counters_.units_received != passed_on_) hand_over(now);
+  if (!enabled_ || leaving_) return;
+  if (!written_) write_horizon(now);
+  for (auto at = unabsorbed_.begin(); at != unabsorbed_.end();) {
+    const crdt::CellId id = *at++;
+    const crdt::Cell* cell = replica_.find(id);
+    if (cell == nullptr) {
+      unabsorbed_.erase(id);
+    } else {
+      counters_.units_received += absorb(*cell);
+    }
+  }
+  take_over_if_sure(now);
+  claim(now);
+  publish();
+  ask_for_rights(now);
+}
+
+std::vector<crdt::Envelope> EscrowAgent::take() {
+  return std::exchange(out_, {});
+}
+
+}  // namespace weir

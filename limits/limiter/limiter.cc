@@ -1,0 +1,779 @@
+#include <weir/limits/limiter.h>
+
+#include <weir/limits/limiter/limiter_impl.h>
+
+#include <weir/limits/algorithms/marks.h>
+
+namespace weir {
+
+SeriesId Limiter::Impl::identity_of(const Rule& rule) const {
+  return hash_with(internal::KeyedHash(options.hash_key), identity(rule));
+}
+
+std::unique_ptr<const Program> Limiter::Impl::make_program(std::shared_ptr<const RuleSet> rules,
+                                                           std::uint64_t version) {
+  auto program = std::make_unique<Program>();
+  program->version = version;
+  program->rules = std::move(rules);
+  for (const Rule& rule : program->rules->rules()) {
+    SeriesId id = identity_of(rule);
+    program->by_identity.emplace(id, static_cast<std::uint32_t>(program->plans.size()));
+    Plan plan = plan_of(rule, numbers.number_of(id, rule), id);
+    plan.index = static_cast<std::uint32_t>(program->plans.size());
+    plan.commit = plan.commit && options.replicated;
+    if (plan.escrow) {
+      plan.name = hash_with(internal::KeyedHash(options.hash_key), "name of " + identity(rule));
+      program->escrow.emplace(plan.name, static_cast<std::uint32_t>(program->plans.size()));
+    }
+    program->plans.push_back(std::move(plan));
+  }
+  for (auto& stripe : program->counters) {
+    stripe = std::make_unique<AtomicCounters[]>(program->plans.size());
+  }
+  if (program->plans.size() <= kScannedRules) program->gates = gates_of(program->plans);
+  versions.push_back(program->rules);
+  if (versions.size() > kVersionsKept) versions.erase(versions.begin());
+  return program;
+}
+
+void Limiter::Impl::reload(std::shared_ptr<const RuleSet> rules) {
+  std::lock_guard lock(reload_mutex);
+  programs.replace(make_program(std::move(rules), programs.current().version + 1));
+  forget_programs();
+  if (numbers.size() < 2 * programs.current().plans.size() + kManyNumbers) return;
+  std::vector<bool> used = used_numbers();
+  table.visit_all([&](SeriesEntry& entry) {
+    note_number(entry, used);
+    return false;
+  });
+  forget_numbers(used);
+}
+
+void Limiter::Impl::forget_programs() {
+  programs.reclaim([&](const Program& gone) {
+    for (const auto& [id, rule] : gone.by_identity) {
+      RuleCounters& sum = past[id];
+      RuleCounters more = gone.count(rule);
+      sum.allowed += more.allowed;
+      sum.denied += more.denied;
+      sum.degraded += more.degraded;
+      sum.elsewhere += more.elsewhere;
+    }
+  });
+}
+
+std::vector<bool> Limiter::Impl::used_numbers() const {
+  std::vector<bool> used(numbers.end());
+  programs.for_each([&](const Program& program) {
+    for (const Plan& plan : program.plans) used[plan.number] = true;
+  });
+  return used;
+}
+
+void Limiter::Impl::note_number(const SeriesEntry& entry, std::vector<bool>& used) const {
+  std::uint32_t number = table.rule(entry);
+  if (number != SeriesTable::kNoRule) used[number] = true;
+}
+
+void Limiter::Impl::forget_numbers(const std::vector<bool>& used) {
+  numbers.keep_only(used);
+  std::erase_if(past, [&](const auto& one) { return !numbers.knows(one.first); });
+}
+
+RuleCounters Limiter::Impl::counters(std::uint32_t rule) {
+  std::lock_guard lock(reload_mutex);
+  RuleCounters sum;
+  if (rule >= programs.current().plans.size()) return sum;
+  SeriesId id = identity_of(*programs.current().plans[rule].rule);
+  if (auto before = past.find(id); before != past.end()) sum = before->second;
+  programs.for_each([&](const Program& program) {
+    auto found = program.by_identity.find(id);
+    if (found == program.by_identity.end()) return;
+    RuleCounters more = program.count(found->second);
+    sum.allowed += more.allowed;
+    sum.denied += more.denied;
+    sum.degraded += more.degraded;
+    sum.elsewhere += more.elsewhere;
+  });
+  return sum;
+}
+
+std::shared_ptr<const RuleSet> Limiter::Impl::rules_of(std::uint64_t version) {
+  std::lock_guard lock(reload_mutex);
+  std::uint64_t behind = programs.current().version - version;
+  return behind < versions.size() ? versions[versions.size() - 1 - behind] : nullptr;
+}
+
+void Limiter::Impl::translate(const Program& program, const RuleSet& told_by, Decision& out) const {
+  out.deciding = -1;
+  out.version = program.version;
+  std::erase_if(out.statuses, [&](RuleStatus& status) {
+    auto found = program.by_identity.find(identity_of(told_by.rules()[status.rule]));
+    if (found == program.by_identity.end()) return true;
+    status.rule = found->second;
+    return false;
+  });
+  std::sort(out.statuses.begin(), out.statuses.end(),
+            [](const RuleStatus& a, const RuleStatus& b) { return a.rule < b.rule; });
+  for (std::size_t i = 0; i < out.statuses.size(); ++i) {
+    if (!out.statuses[i].shadow) pick_decider(out, static_cast<int>(i));
+  }
+}
+
+SeriesId Limiter::Impl::series_of(const Plan& plan, const Request& request,
+                                  std::string& key) const {
+  const std::vector<std::string>& names = plan.rule->key;
+  if (names.size() == 1) {
+    const std::string_view* value = request.find(names[0]);
+    return hash_with(plan.hash_key, value == nullptr ? std::string_view{} : *value);
+  }
+  key.clear();
+  for (const std::string& name : names) {
+    const std::string_view* value = request.find(name);
+    append_text(key, value == nullptr ? std::string_view{} : *value);
+  }
+  return hash_with(plan.hash_key, key);
+}
+
+void Limiter::Impl::prepare(const Request& request, Nanos now, Local& work, Items& items) {
+  items.clear();
+  const Program& program = *work.program;
+  if (program.gates.empty() || !request.only.empty()) {
+    prepare_by_index(request, now, work, items);
+    return;
+  }
+  bool domain = false;
+  for (const Gate& gate : program.gates) {
+    if (!gate.same_domain) domain = internal::same_text(gate.domain, request.domain);
+    if (!domain) continue;
+    const Plan& plan = *gate.plan;
+    if (gate.one_entry) {
+      const std::string_view* value = request.find(gate.key);
+      if (value != nullptr) add(plan, id_of(plan, *value, work), request, now, work, items);
+    } else if (plan.rule->matches(request)) {
+      add_any(plan, request, now, work, items);
+    }
+  }
+}
+
+void Limiter::Impl::prepare_by_index(const Request& request, Nanos now, Local& work, Items& items) {
+  work.matched.clear();
+  work.program->rules->match(request, work.matched);
+  for (std::uint32_t index : work.matched) {
+    add_any(work.program->plans[index], request, now, work, items);
+  }
+}
+
+void Limiter::Impl::add_any(const Plan& plan, const Request& request, Nanos now, Local& work,
+                            Items& items) {
+  add(plan, series_of(plan, request, work.key), request, now, work, items);
+}
+
+inline void Limiter::Impl::add(const Plan& plan, const SeriesId& known, const Request& request,
+                               Nanos now, const Local& work, Items& items) {
+  const SeriesId id = known;
+  Item& item = items.next();
+  item.first = table.first(id);
+  // A thread with a lane leaves the entry's cache line to others.
+  item.lane = &table.lane(work.stripe, id);
+  if (item.lane->id != id) __builtin_prefetch(item.first, 1);
+  item.plan = &plan;
+  item.rule = plan.index;
+  item.id = id;
+  item.cost = cost_of(plan, request);
+  item.noted = request.demand_noted;
+  if (!plan.bucket_cell && !plan.log) find_window(plan, item, now);
+}
+
+void Limiter::Impl::check(const Request& request, Nanos given, Decision& out) {
+  Local& work = local();
+  work.program = programs.kept(work.stripe);
+  if (work.sole && work.program != nullptr && request.id.empty()) [[likely]] {
+    Sole sole = sole_match(*work.program, request);
+    if (sole.plan != nullptr && sole.plan->small) [[likely]] {
+      const SeriesId id = id_of(*sole.plan, *sole.value, work);
+      if (decide_alone(*sole.plan, id, cost_of(*sole.plan, request), table.first(id),
+                       table.lane(work.stripe, id), work, clamp(given, work.stripe), out))
+          [[likely]] {
+        return;
+      }
+    }
+  }
+  check_any(request, work, given, out);
+}
+
+void Limiter::Impl::check_any(const Request& request, Local& work, Nanos given, Decision& out) {
+  Programs::Use program = use(work);
+  work.program = &*program;
+  Nanos now = clamp(given, work.stripe);
+  Items& items = work.items[0];
+  prepare(request, now, work, items);
+  work.sole = items.size() == 1;
+  decide_prepared(request, items.all(), work, now, out);
+}
+
+Limiter::Impl::Sole Limiter::Impl::sole_match(const Program& program, const Request& request) {
+  Sole sole;
+  bool domain = false;
+  if (!request.only.empty()) return {};
+  for (const Gate& gate : program.gates) {
+    if (!gate.same_domain) domain = internal::same_text(gate.domain, request.domain);
+    if (!domain) continue;
+    if (!gate.one_entry) return {};
+    const std::string_view* value = request.find(gate.key);
+    if (value == nullptr) continue;
+    if (sole.plan != nullptr) return {};
+    sole = {gate.plan, value};
+  }
+  return sole;
+}
+
+void Limiter::Impl::decide_prepared(const Request& request, std::span<Item> items, Local& work,
+                                    Nanos now, Decision& out) {
+  if (request.id.empty()) {
+    bool decided = items.size() == 1 ? decide_alone(items[0], work, now, out)
+                                     : decide_few(items, work, now, out);
+    if (decided) return;
+  }
+  decide_once(request, items, work, now, out);
+}
+
+void Limiter::Impl::check(std::span<const Request> requests, Nanos given, std::span<Decision> out) {
+  Local& work = local();
+  Programs::Use program = use(work);
+  work.program = &*program;
+  Nanos now = clamp(given, work.stripe);
+  for (std::size_t i = 0; i < requests.size() + kAhead; ++i) {
+    Items& items = work.items[i % kAhead];
+    if (i >= kAhead && i - kAhead < requests.size()) {
+      decide_prepared(requests[i - kAhead], items.all(), work, now, out[i - kAhead]);
+    }
+    if (i < requests.size()) prepare(requests[i], now, work, items);
+  }
+}
+
+void Limiter::Impl::decide_once(const Request& request, std::span<Item> items, Local& work,
+                                Nanos now, Decision& out) {
+  if (request.id.empty()) {
+    decide(items, work, now, out);
+  } else {
+    by_id(request, items, *work.program, now, out, [&] {
+      decide(items, work, now, out);
+      return Ticket{};
+    });
+  }
+}
+
+void Limiter::Impl::decide(std::span<Item> items, Local& work, Nanos now, Decision& out) {
+  for (bool again = false;; again = true) {
+    for (Item& item : items) {
+      if (item.entry == nullptr) item.entry = table.find(item.id, item.first);
+    }
+    if (!lock_all(items, work.locked) || !settle(items, now, out)) continue;
+    for (Item& item : items) {
+      if (again && item.made) table.remove_unused(*item.entry, item.id);
+    }
+    break;
+  }
+  out.version = work.program->version;
+  for (const RuleStatus& status : out.statuses) count_any(status, work);
+}
+
+bool Limiter::Impl::decide_alone(const Item& item, Local& work, Nanos now, Decision& out) {
+  return item.plan->small &&
+         decide_alone(*item.plan, item.id, item.cost, item.first, *item.lane, work, now, out);
+}
+
+inline bool Limiter::Impl::decide_alone(const Plan& plan, const SeriesId id,
+                                        const std::uint64_t cost, SeriesEntry* first, Lane& lane,
+                                        Local& work, Nanos now, Decision& out) {
+  if (!has_one(out.statuses)) [[unlikely]]
+    make_one(out.statuses);
+  RuleStatus& status = *out.statuses.data();
+  status.limit = plan.limit;
+  bool consumes = true;
+  if (has_lane(lane, id, cost, *work.program, now) && lane.spend(cost)) {
+    tell_of_lane(lane, now, status);
+  } else {
+    SeriesEntry* entry = table.find_and_lock(id, first);
+    if (entry == nullptr) [[unlikely]]
+      return false;
+    if (entry->has(SeriesEntry::kLanes)) [[unlikely]]
+      close_ended_lanes(*entry, cost, now);
+    if (plan.bucket_cell) {
+      Owed owed;
+      if (!assess_bucket_alone(plan, *entry, cost, now, owed, status)) [[unlikely]]
+        return false;
+      consumes = status.allowed && cost > 0;
+      if (consumes) [[likely]] {
+        consume_brisk(plan, *entry, owed, cost, now);
+        if (wants_lane(*entry, work)) [[unlikely]] {
+          open_lane(plan, id, cost, *entry, lane, work, now, status);
+        }
+      }
+      SeriesTable::unlock(*entry, work.stripe);
+      finish(plan, owed, cost, consumes, status);
+    } else {
+      WindowShape shape;
+      std::int64_t index = 0;
+      Nanos start = 0;
+      find_window(plan, id, now, shape, index, start);
+      if (!assess_window_alone(plan, *entry, cost, now, shape, start, status)) [[unlikely]] {
+        return false;
+      }
+      consumes = status.allowed && cost > 0;
+      if (consumes) [[likely]] {
+        if (fits_in_window(*entry, cost, start) && !options.replicated) [[likely]] {
+          entry->count[0] += static_cast<std::uint32_t>(cost);
+        } else {
+          consume_window_alone(plan, id, cost, *entry, lane, now, status);
+        }
+        if (wants_lane(*entry, work)) [[unlikely]] {
+          open_lane(plan, id, cost, *entry, lane, work, now, status);
+        }
+      }
+      SeriesTable::unlock(*entry, work.stripe);
+      if (consumes) status.reset = reset_of_windows(shape, start, status, now);
+    }
+    if (consumes) [[likely]]
+      status.remaining -= cost;
+  }
+  status.rule = plan.index;
+  status.shadow = plan.shadow;
+  status.degraded = status.elsewhere = false;
+  out.allowed = status.allowed || plan.shadow;
+  out.deciding = plan.shadow ? -1 : 0;
+  out.wants_commit = consumes && plan.commit;
+  out.repeated = false;
+  out.version = work.program->version;
+  count(status, work);
+  return true;
+}
+
+bool Limiter::Impl::decide_few(std::span<Item> items, Local& work, Nanos now, Decision& out) {
+  Item* by_lane = nullptr;
+  if (!lock_small(items, *work.program, now, by_lane)) return false;
+  if (out.statuses.size() != items.size()) out.statuses.resize(items.size());
+  RuleStatus* const statuses = out.statuses.data();
+  RuleStatus* status = statuses;
+  bool allowed = true;
+  for (Item& item : items) {
+    status->limit = item.plan->limit;
+    if (&item == by_lane) {
+      tell_of_lane(*item.lane, now, *status);
+    } else if (!assess_small(item, now, *status)) [[unlikely]] {
+      return leave(items, by_lane);
+    }
+    allowed &= status->allowed || item.plan->shadow;
+    ++status;
+  }
+  // With this, if there is a lane, all of it happens.
+  if (by_lane != nullptr && allowed && !by_lane->lane->spend(by_lane->cost)) {
+    return leave(items, by_lane);
+  }
+  bool wants_commit = false;
+  RuleStatus* deciding = nullptr;
+  status = statuses;
+  for (Item& item : items) {
+    const Plan& plan = *item.plan;
+    bool consumes = allowed && status->allowed && item.cost > 0;
+    if (&item != by_lane) {
+      if (consumes) {
+        consume_small(plan, item, now, *status);
+        if (wants_lane(*item.entry, work)) [[unlikely]] {
+          open_lane(plan, item.id, item.cost, *item.entry, *item.lane, work, now, *status);
+        }
+      }
+      SeriesTable::unlock(*item.entry, work.stripe);
+      if (plan.bucket_cell) {
+        finish(plan, item.owed, item.cost, consumes, *status);
+      } else if (consumes) {
+        status->reset = reset_of_windows(item.shape, item.start, *status, now);
+      }
+    }
+    if (consumes) {
+      status->remaining -= item.cost;
+      wants_commit |= plan.commit;
+    }
+    status->rule = item.rule;
+    status->shadow = plan.shadow;
+    status->degraded = status->elsewhere = false;
+    if (!plan.shadow && decides(*status, deciding, allowed)) deciding = status;
+    count(*status, work);
+    ++status;
+  }
+  out.allowed = allowed;
+  out.deciding = deciding == nullptr ? -1 : static_cast<int>(deciding - statuses);
+  out.wants_commit = wants_commit;
+  out.repeated = false;
+  out.version = work.program->version;
+  return true;
+}
+
+inline bool Limiter::Impl::lock_small(std::span<Item> items, const Program& program, Nanos now,
+                                      Item*& by_lane) {
+  std::array<Item*, kScannedRules> order;
+  std::size_t count = 0;
+  if (items.empty() || items.size() > order.size()) return false;
+  for (Item& item : items) {
+    if (!item.plan->small) return false;
+    if (by_lane == nullptr && has_lane(*item.lane, item.id, item.cost, program, now)) {
+      by_lane = &item;
+      continue;
+    }
+    SeriesEntry* entry = table.find(item.id, item.first);
+    if (entry == nullptr) return false;
+    item.entry = entry;
+    std::size_t at = count++;
+    for (; at > 0 && entry < order[at - 1]->entry; --at) order[at] = order[at - 1];
+    order[at] = &item;
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    if (table.lock_with_lanes(*order[i]->entry, order[i]->id)) [[likely]]
+      continue;
+    order[i]->entry = nullptr;
+    while (i > 0) SeriesTable::unlock(*order[--i]->entry);
+    return false;
+  }
+  return true;
+}
+
+bool Limiter::Impl::leave(std::span<Item> items, const Item* by_lane) {
+  for (Item& item : items) {
+    if (&item != by_lane) SeriesTable::unlock(*item.entry);
+  }
+  return false;
+}
+
+inline bool Limiter::Impl::assess_small(Item& item, Nanos now, RuleStatus& status) {
+  const Plan& plan = *item.plan;
+  SeriesEntry& entry = *item.entry;
+  auto assess = [&] {
+    if (plan.bucket_cell) {
+      if (!is_brisk(plan, entry)) return false;
+      item.owed = assess_brisk(plan, entry, item.cost, now, status);
+      return true;
+    }
+    return entry.form() == Form::window && entry.time <= item.start &&
+           assess_small_windows(plan, entry, item.cost, now, item.shape, item.start, status);
+  };
+  if (!entry.has(SeriesEntry::kLanes)) [[likely]]
+    return assess();
+  close_ended_lanes(entry, item.cost, now);
+  if (assess() && status.allowed) return true;
+  table.close_lanes(entry);
+  return assess();
+}
+
+inline void Limiter::Impl::consume_small(const Plan& plan, Item& item, Nanos now,
+                                         const RuleStatus& status) {
+  SeriesEntry& entry = *item.entry;
+  if (plan.bucket_cell) {
+    consume_brisk(plan, entry, item.owed, item.cost, now);
+  } else if (fits_in_window(entry, item.cost, item.start) && !options.replicated) {
+    entry.count[0] += static_cast<std::uint32_t>(item.cost);
+  } else {
+    consume_window(plan, item, now, status);
+  }
+}
+
+inline bool Limiter::Impl::has_one(const std::vector<RuleStatus>& statuses) {
+  return !statuses.empty() && statuses.begin() + 1 == statuses.end();  // size() divides
+}
+
+void Limiter::Impl::make_one(std::vector<RuleStatus>& statuses) {
+  statuses.resize(1);
+}
+
+inline bool Limiter::Impl::assess_bucket_alone(const Plan& plan, SeriesEntry& entry,
+                                               std::uint64_t cost, Nanos now, Owed& owed,
+                                               RuleStatus& status) {
+  if (is_brisk(plan, entry)) [[likely]] {
+    owed = assess_brisk(plan, entry, cost, now, status);
+    if (status.allowed || !entry.has(SeriesEntry::kLanes)) [[likely]]
+      return true;
+    table.close_lanes(entry);
+    owed = assess_brisk(plan, entry, cost, now, status);
+    return true;
+  }
+  SeriesTable::unlock(entry);
+  return false;
+}
+
+inline bool Limiter::Impl::assess_window_alone(const Plan& plan, SeriesEntry& entry,
+                                               std::uint64_t cost, Nanos now,
+                                               const WindowShape& shape, Nanos start,
+                                               RuleStatus& status) {
+  auto assess = [&] {
+    return entry.form() == Form::window && entry.time <= start &&
+           assess_small_windows(plan, entry, cost, now, shape, start, status);
+  };
+  bool assessed = assess();
+  if ((!assessed || !status.allowed) && entry.has(SeriesEntry::kLanes)) [[unlikely]] {
+    table.close_lanes(entry);
+    assessed = assess();
+  }
+  if (!assessed) [[unlikely]]
+    SeriesTable::unlock(entry);
+  return assessed;
+}
+
+inline bool Limiter::Impl::wants_lane(const SeriesEntry& entry, const Local& work) {
+  return entry.last() != work.stripe && work.alone();
+}
+
+void Limiter::Impl::consume_window_alone(const Plan& plan, SeriesId id, std::uint64_t cost,
+                                         SeriesEntry& entry, Lane& lane, Nanos now,
+                                         const RuleStatus& status) {
+  Item item = item_alone(plan, id, cost, entry, lane, now);
+  consume_window(plan, item, now, status);
+}
+
+inline bool Limiter::Impl::fits_in_window(const SeriesEntry& entry, std::uint64_t cost,
+                                          Nanos start) {
+  return entry.time == start && cost <= kMaxSmall - entry.count[0];
+}
+
+void Limiter::Impl::consume_window(const Plan& plan, Item& item, Nanos now,
+                                   const RuleStatus& status) {
+  if (!fits_in_window(*item.entry, item.cost, item.start)) table.close_lanes(*item.entry);
+  consume(plan, item, now, status);
+}
+
+Item Limiter::Impl::item_alone(const Plan& plan, const SeriesId& id, std::uint64_t cost,
+                               SeriesEntry& entry, Lane& lane, Nanos now) {
+  Item item;
+  item.plan = &plan;
+  item.rule = plan.index;
+  item.entry = &entry;
+  item.lane = &lane;
+  item.id = id;
+  item.cost = cost;
+  if (!plan.bucket_cell) find_window(plan, item, now);
+  return item;
+}
+
+inline bool Limiter::Impl::has_lane(const Lane& lane, const SeriesId& id, std::uint64_t cost,
+                                    const Program& program, Nanos now) {
+  return lane.id == id && now <= lane.until.load(std::memory_order_relaxed) &&
+         lane.version == program.version && cost > 0 && lane.left() >= cost;
+}
+
+inline void Limiter::Impl::tell_of_lane(const Lane& lane, Nanos now, RuleStatus& status) {
+  status.allowed = true;
+  status.remaining = lane.beyond + lane.left();
+  status.reset = lane.reset_at - now;
+  status.retry_after = status.delay = 0;
+}
+
+void Limiter::Impl::close_ended_lanes(SeriesEntry& entry, std::uint64_t cost, Nanos now) {
+  Lanes::Open lanes = table.open_lanes(entry);
+  if (cost == 0 || lanes.units == 0 || lanes.until < std::max(now, entry.time)) {
+    table.close_lanes(entry);
+  }
+}
+
+void Limiter::Impl::open_lane(const Plan& plan, SeriesId id, std::uint64_t cost, SeriesEntry& entry,
+                              Lane& lane, const Local& work, Nanos now, const RuleStatus& status) {
+  if (!Lanes::is_hot(lane, id)) return;
+  if (plan.bucket.queue || !table.may_have_lanes(entry)) return;
+  if (entry.form() == Form::general) return;  // which it may have become just now
+  const Item item = item_alone(plan, id, cost, entry, lane, now);
+  std::uint64_t block = Lanes::kFirstBlock;
+  if (lane.id == item.id) {
+    bool quiet = lane.left() > lane.block / 2;
+    if (lane.left() > 0) table.close_lanes(entry);
+    if (quiet) {
+      lane.id = {};
+      lane.score = 0;
+      return;
+    }
+    block = std::min(2 * lane.block, Lanes::kMaxBlock);
+  } else if (lane.left() > 0) {
+    return;  // another series'
+  }
+  std::uint64_t room = status.remaining - item.cost;
+  // All lanes together stay a small part of what is left.
+  block = std::min(std::max(block, 8 * item.cost), room / kLaneShare);
+  if (block < 4 * item.cost) return;
+  Nanos until = now + Lanes::kLife;
+  std::uint64_t per_unit = 1;
+  if (plan.bucket_cell) {
+    per_unit = plan.brisk.unit.value();
+    std::uint64_t sure = entry.word[0] - table.open_lanes(entry).units * per_unit;
+    until = std::min(until, entry.time + plan.brisk.drain_time(sure) - 1);
+    if (until < now + Lanes::kMinLife) {
+      lane.score = 0;  // it is no more than looked at now and then
+      return;
+    }
+    entry.word[0] += block * per_unit;
+    lane.reset_at = entry.time + plan.brisk.drain_time(entry.word[0]);
+  } else {
+    if (block > kMaxSmall - entry.count[0]) return;
+    until = std::min(until, item.start + item.shape.sub - 1);
+    std::uint64_t used = plan.limit - std::min(plan.limit, room);
+    if (options.replicated && crosses_mark(used, add_saturated(used, block), plan.limit)) {
+      entry.set(SeriesEntry::kUrgent);
+    }
+    entry.count[0] += static_cast<std::uint32_t>(block);
+    lane.reset_at = now + reset_after(plan, item, status, now);
+  }
+  lane.id = item.id;
+  lane.version = work.program->version;
+  lane.beyond = room - block;
+  lane.block = static_cast<std::uint32_t>(block);
+  table.open_lane(entry, lane, lane.block, per_unit, until);
+}
+
+Limiter::Limiter(std::shared_ptr<const RuleSet> rules, LimiterOptions options)
+    : impl_(std::make_unique<Impl>(std::move(rules), options)) {}
+
+Limiter::~Limiter() = default;
+
+void Limiter::check(const Request& request, Nanos now, Decision& out) {
+  impl_->check(request, now, out);
+}
+
+void Limiter::check(std::span<const Request> requests, Nanos now, std::span<Decision> out) {
+  impl_->check(requests, now, out);
+}
+
+Decision Limiter::check(const Request& request, Nanos now) {
+  Decision decision;
+  impl_->check(request, now, decision);
+  return decision;
+}
+
+Ticket Limiter::reserve(const Request& request, Nanos now, Nanos timeout, Decision& out) {
+  return impl_->reserve(request, now, timeout, out);
+}
+
+Settled Limiter::settle(Ticket ticket, std::uint64_t actual, Nanos now) {
+  std::optional<OpenTicket> open = impl_->tickets.take(ticket.number);
+  if (!open) return {};
+  return impl_->settle_ticket(*open, actual, impl_->clamp(now, local().stripe));
+}
+
+std::size_t Limiter::settle_due(Nanos now, std::size_t max) {
+  return impl_->settle_due(impl_->clamp(now, local().stripe), max);
+}
+
+void Limiter::settle_all(Nanos now) {
+  impl_->settle_all(impl_->clamp(now, local().stripe));
+}
+
+void Limiter::forget_id(std::string_view domain, std::string_view id) {
+  impl_->ids.forget(domain, id);
+}
+
+RequestIdCounters Limiter::request_ids() const {
+  return {impl_->ids.size(), impl_->ids.repeated(), impl_->ids.evicted()};
+}
+
+TicketCounters Limiter::tickets() const {
+  return {impl_->tickets.size(), impl_->options.max_tickets,
+          impl_->timed_out.load(std::memory_order_relaxed), impl_->tickets.refused()};
+}
+
+void Limiter::reload(std::shared_ptr<const RuleSet> rules) {
+  impl_->reload(std::move(rules));
+}
+
+std::shared_ptr<const RuleSet> Limiter::rules() const {
+  std::lock_guard lock(impl_->reload_mutex);
+  return impl_->programs.current().rules;
+}
+
+std::shared_ptr<const RuleSet> Limiter::rules(std::uint64_t version) const {
+  return impl_->rules_of(version);
+}
+
+crdt::SeriesId Limiter::series_of(std::uint32_t rule, const Request& request) const {
+  Impl::Programs::Use program = impl_->use(local());
+  std::string key;
+  if (rule >= program->plans.size()) return {};
+  return impl_->series_of(program->plans[rule], request, key);
+}
+
+crdt::SeriesId Limiter::rule_identity(std::uint32_t rule) const {
+  std::lock_guard lock(impl_->reload_mutex);
+  const std::vector<Plan>& plans = impl_->programs.current().plans;
+  return rule < plans.size() ? impl_->identity_of(*plans[rule].rule) : SeriesId{};
+}
+
+RuleCounters Limiter::counters(std::uint32_t rule) const {
+  return impl_->counters(rule);
+}
+
+std::size_t Limiter::series_count() const {
+  return impl_->table.size();
+}
+
+std::uint64_t Limiter::used(std::uint32_t index, const Request& request, Nanos now) {
+  Impl::Programs::Use program = impl_->use(local());
+  if (index >= program->plans.size()) return 0;
+  const Plan& plan = program->plans[index];
+  std::string key;
+  return impl_->used(plan, impl_->series_of(plan, request, key), now);
+}
+
+void Limiter::told_durable(const crdt::OwnCount& count) {
+  impl_->told_durable(count);
+}
+
+void Limiter::set_standing(const EscrowStanding& standing) {
+  impl_->open = standing.open;
+  impl_->stopped = standing.stopped;
+  impl_->disk = standing.disk;
+  impl_->horizon = standing.horizon;
+  impl_->gives_ahead = standing.ahead;
+  impl_->since = standing.since;
+}
+
+std::optional<std::uint64_t> Limiter::absorb_rows(const crdt::CellId& cell,
+                                                  const EscrowOthers& others) {
+  return impl_->absorb_rows(cell, others);
+}
+
+std::uint64_t Limiter::give_rights(const crdt::SeriesId& rule, const crdt::CellId& cell,
+                                   const crdt::Incarnation& to, std::uint64_t wanted, Nanos now,
+                                   bool all) {
+  return impl_->give_rights(rule, cell, to, wanted, now, all);
+}
+
+std::vector<RightsLeft> Limiter::rights_left(Nanos now, std::size_t max) {
+  return impl_->rights_left(now, max);
+}
+
+void Limiter::rights_needed(Nanos now, Nanos lead, std::vector<RightsNeed>& out) {
+  impl_->look_ahead(now, lead);
+  impl_->needs.take_due(now, lead, out);
+}
+
+std::size_t Limiter::sweep(Nanos floor) {
+  return impl_->sweep(floor);
+}
+
+bool Limiter::drain(std::vector<crdt::OwnCount>& out, std::size_t max) {
+  return impl_->drain(out, max);
+}
+
+bool Limiter::absorb(const crdt::Cell& cell) {
+  Growth growth;
+  return impl_->absorb(cell, growth);
+}
+
+bool Limiter::absorb(const crdt::Cell& cell, Growth& growth) {
+  growth = {};
+  return impl_->absorb(cell, growth);
+}
+
+void Limiter::begin_anew(const crdt::Cell& cell) {
+  impl_->begin_anew(cell);
+}
+
+void Limiter::rebase(const crdt::Incarnation& fresh, const DurableCount& durable) {
+  impl_->rebase(fresh, durable);
+}
+
+}  // namespace weir

@@ -1,0 +1,287 @@
+// The replica's side, and what is over.
+
+#include <weir/limits/limiter/limiter_impl.h>
+
+namespace weir {
+
+void Limiter::Impl::list(SeriesEntry& entry) {
+  if (entry.has(SeriesEntry::kListed)) return;
+  entry.set(SeriesEntry::kListed);
+  Stripe& stripe = stripes[local().stripe];
+  std::lock_guard lock(stripe.mutex);
+  stripe.dirty.push_back(table.index(entry));
+}
+
+bool Limiter::Impl::drain(std::vector<crdt::OwnCount>& out, std::size_t max) {
+  std::size_t first = next_stripe.load(std::memory_order_relaxed);
+  for (std::size_t i = 0; i < kStripes; ++i) {
+    std::size_t number = (first + i) % kStripes;
+    Stripe& stripe = stripes[number];
+    for (;;) {
+      std::size_t place = 0;
+      {
+        std::lock_guard lock(stripe.mutex);
+        if (stripe.dirty.empty()) break;
+        if (out.size() >= max) {
+          next_stripe.store(number, std::memory_order_relaxed);
+          return true;
+        }
+        place = stripe.dirty.back();
+        stripe.dirty.pop_back();
+      }
+      SeriesEntry& entry = table.at(place);
+      if (!table.lock_any(entry)) continue;
+      if (entry.has(SeriesEntry::kListed)) drain_entry(entry, out);
+      SeriesTable::unlock(entry);
+    }
+  }
+  return false;
+}
+
+void Limiter::Impl::drain_entry(SeriesEntry& entry, std::vector<crdt::OwnCount>& out) {
+  const SeriesId& id = table.id(entry);
+  bool urgent = entry.has(SeriesEntry::kUrgent);
+  if (entry.form() == Form::window) {
+    WindowShape shape = window_shape(numbers.at(table.rule(entry)).rule, id);
+    std::int64_t index = shape.index(entry.time);
+    if (entry.has(SeriesEntry::kDirtyBefore)) {
+      out.push_back({{id, shape.epoch(index - 1)}, 0, entry.count[2], {}, urgent});
+    }
+    if (entry.has(SeriesEntry::kDirty)) {
+      out.push_back({{id, shape.epoch(index)}, 0, entry.count[0], {}, urgent});
+    }
+  } else if (entry.form() == Form::general) {
+    drain_series(id, *entry.series, urgent, out);
+  }
+  entry.set(
+      SeriesEntry::kDirty | SeriesEntry::kDirtyBefore | SeriesEntry::kListed | SeriesEntry::kUrgent,
+      false);
+}
+
+void Limiter::Impl::drain_series(const SeriesId& id, Series& series, bool urgent,
+                                 std::vector<crdt::OwnCount>& out) const {
+  for (EscrowCell& cell : series.escrow) cell.drain(id, takes_share(cell.epoch), out);
+  for (WindowCell& cell : series.windows) {
+    if (!cell.dirty) continue;
+    cell.dirty = false;
+    bool ahead = cell.block > 0;
+    if (ahead) cell.ceiling = std::max(cell.ceiling, add_saturated(cell.own, cell.block));
+    out.push_back({{id, cell.epoch}, 0, ahead ? cell.ceiling : cell.own, {}, urgent, ahead});
+  }
+  if (series.bucket == nullptr || !series.bucket->dirty) return;
+  BucketCell& bucket = *series.bucket;
+  bucket.dirty = false;
+  bucket.drained = bucket.own;
+  crdt::BucketState state = bucket.state;
+  state.checkpoint = bucket.made;
+  out.push_back({{id, crdt::kBucketEpoch}, bucket.birth, bucket.own, state, urgent});
+}
+
+bool Limiter::Impl::absorb(const crdt::Cell& cell, Growth& growth) {
+  return with_entry(cell.id.series, true, [&](SeriesEntry& entry) {
+    std::uint32_t number = table.rule(entry);
+    if (number != SeriesTable::kNoRule) growth.rule = numbers.at(number).identity;
+    std::uint64_t total = cell.total();
+    if (cell.id.is_bucket()) {
+      absorb_bucket(general(entry, cell.id.series), cell, total, growth);
+      return;
+    }
+    std::uint64_t others = total - cell.value_of({options.incarnation, 0});
+    if (absorb_small(entry, cell.id, others, growth)) return;
+    WindowCell& window = general(entry, cell.id.series).window(cell.id.epoch);
+    growth.units = others - std::min(others, window.others);
+    window.others = std::max(window.others, others);
+  });
+}
+
+bool Limiter::Impl::absorb_small(SeriesEntry& entry, const CellId& id, std::uint64_t others,
+                                 Growth& growth) {
+  if (entry.form() != Form::window || others > kMaxSmall) return false;
+  WindowShape shape = window_shape(numbers.at(table.rule(entry)).rule, id.series);
+  std::int64_t index = shape.index(entry.time);
+  bool before = id.epoch == shape.epoch(index - 1);
+  if (!before && id.epoch != shape.epoch(index)) return false;
+  std::uint32_t& known = entry.count[before ? 3 : 1];
+  growth.units = others - std::min<std::uint64_t>(others, known);
+  known = std::max(known, static_cast<std::uint32_t>(others));
+  return true;
+}
+
+void Limiter::Impl::absorb_bucket(Series& series, const crdt::Cell& cell, std::uint64_t total,
+                                  Growth& growth) {
+  BucketCell& bucket = series.make_bucket();
+  std::uint64_t own = bucket.birth == 0 ? 0 : cell.value_of({options.incarnation, bucket.birth});
+  growth.units = total - own - std::min(total - own, bucket.others);
+  bucket.others = std::max(bucket.others, total - own);
+  crdt::join(bucket.state, cell.bucket);
+  bucket.state.checkpoint.counted = std::min(bucket.state.checkpoint.counted, bucket.total());
+}
+
+void Limiter::Impl::begin_anew(const crdt::Cell& cell) {
+  with_entry(cell.id.series, false, [&](SeriesEntry& entry) {
+    if (entry.form() != Form::general || entry.series->bucket == nullptr) return;
+    BucketCell& bucket = *entry.series->bucket;
+    std::uint64_t held = bucket.birth == 0 ? 0 : cell.value_of({options.incarnation, bucket.birth});
+    // Of the own units the replica forgot those that it had; it has none that it forgot and
+    // holds.
+    std::uint64_t forgotten = held == 0 ? bucket.drained : 0;
+    crdt::BucketState state = cell.bucket;
+    if (bucket.own == forgotten) {
+      bucket.birth = bucket.own = bucket.drained = forgotten = 0;
+      bucket.made = {};
+    } else if (bucket.own > held) {
+      state.touched = std::max(state.touched, bucket.state.touched);
+      state.expiry = std::max(state.expiry, bucket.state.expiry);
+    }
+    bucket.made.counted = std::min(bucket.made.counted, bucket.own);
+    state.checkpoint.counted = add_saturated(state.checkpoint.counted, forgotten);
+    bucket.others = cell.total() - held;
+    bucket.state = state;
+  });
+}
+
+void Limiter::Impl::rebase(const crdt::Incarnation& fresh, const DurableCount& durable) {
+  crdt::Incarnation old = options.incarnation;
+  options.incarnation = fresh;
+  if (!options.replicated) return;
+  table.visit_all([&](SeriesEntry& entry) {
+    SeriesId id = table.id(entry);
+    if (entry.form() == Form::unused) return false;
+    Series& series = general(entry, id);
+    bool dirty = false;
+    // Rights belong to a life: the driver tells what the fresh one has.
+    for (EscrowCell& cell : series.escrow) cell.begin_anew();
+    for (WindowCell& cell : series.windows) {
+      std::uint64_t held = durable({id, cell.epoch}, {old, 0});
+      // The old slot stays as it is, with what it was ahead.
+      std::uint64_t ahead = held - std::min(held, cell.own);
+      cell.dirty = leave_behind(cell, held);
+      cell.others = add_saturated(cell.others, ahead);
+      cell.ceiling = cell.durable = 0;
+      dirty |= cell.dirty;
+    }
+    if (series.bucket != nullptr && series.bucket->birth != 0) {
+      BucketCell& bucket = *series.bucket;
+      bucket.drained = 0;
+      bucket.dirty = leave_behind(bucket, durable({id, crdt::kBucketEpoch}, {old, bucket.birth}));
+      dirty |= bucket.dirty;
+    }
+    if (dirty) list(entry);
+    return false;
+  });
+}
+
+void Limiter::Impl::told_durable(const crdt::OwnCount& count) {
+  with_entry(count.cell.series, false, [&](SeriesEntry& entry) {
+    if (entry.form() != Form::general) return;
+    if (count.birth == crdt::kUsedRow) {
+      EscrowCell* cell = entry.series->find_escrow(count.cell.epoch);
+      if (cell != nullptr) cell->told_durable(count.value);
+    } else if (WindowCell* cell = entry.series->find(count.cell.epoch)) {
+      cell->durable = std::max(cell->durable, std::min(count.value, cell->ceiling));
+    }
+  });
+}
+
+void Limiter::Impl::keep_reserve(const Plan& plan, Item& item, WindowCell& cell) {
+  cell.block = plan.reserve;
+  item.waits = cell.waits();
+  // Handed over again once half of what is ahead is gone.
+  std::uint64_t ahead = cell.ceiling > cell.own ? cell.ceiling - cell.own : 0;
+  cell.dirty = cell.own > cell.ceiling || ahead * 2 < cell.block;
+}
+
+std::size_t Limiter::Impl::sweep(Nanos floor) {
+  ids.expire(floor);
+  std::lock_guard lock(reload_mutex);
+  forget_programs();
+  // Those of rules that went are looked for in passing.
+  bool look = numbers.size() > programs.current().plans.size();
+  std::vector<bool> used = look ? used_numbers() : std::vector<bool>();
+  std::size_t gone = table.visit_all([&](SeriesEntry& entry) {
+    if (is_over(entry, floor)) return true;
+    if (look) note_number(entry, used);
+    return false;
+  });
+  if (look) forget_numbers(used);
+  return gone;
+}
+
+bool Limiter::Impl::is_over(SeriesEntry& entry, Nanos floor) {
+  if (entry.has(SeriesEntry::kListed)) return false;
+  switch (entry.form()) {
+    case Form::unused:
+      return true;
+    case Form::window: {
+      // Boundaries may be shifted by the series' id; lengths are not.
+      WindowShape shape = window_shape(numbers.at(table.rule(entry)).rule, {});
+      Nanos life = shape.length(shape.index(entry.time)) * (std::int64_t{shape.previous} + 1);
+      return entry.time + life <= floor - kGrace;
+    }
+    case Form::bucket:
+      return entry.time + numbers.at(table.rule(entry)).fill_time <= floor;
+    case Form::general:
+      break;
+  }
+  Series& series = *entry.series;
+  if (series.escrow_bucket != nullptr) return is_over(entry, series, floor - kGrace);
+  series.forget_windows(floor - kGrace);
+  if (!series.windows.empty() || !series.escrow.empty()) return false;
+  if (series.bucket == nullptr) return true;
+  if (series.bucket->state.expiry > floor) return false;
+  // Its slots are forgotten here before the replica may do so.
+  series.bucket->begin_anew();
+  return series.bucket->held == 0;
+}
+
+bool Limiter::Impl::is_over(const SeriesEntry& entry, Series& series, Nanos floor) const {
+  std::uint32_t number = table.rule(entry);
+  // Where shares are known but nothing is replicated, ids are not.
+  if (number == SeriesTable::kNoRule || (options.shares != nullptr && !options.replicated)) {
+    return false;
+  }
+  EscrowBucketShape shape = escrow_bucket_shape(numbers.at(number).rule);
+  SeriesId id = options.replicated ? table.id(entry) : SeriesId{};
+  EscrowBucket& bucket = *series.escrow_bucket;
+  std::uint64_t part = advance(shape, id, &series, bucket, floor);
+  return series.escrow.empty() && bucket.full(shape, part);
+}
+
+std::uint64_t Limiter::Impl::used(const Plan& plan, const SeriesId& id, Nanos now) {
+  std::uint64_t units = 0;
+  with_entry(id, false, [&](SeriesEntry& entry) {
+    Series* series = entry.form() == Form::general ? entry.series : nullptr;
+    if (plan.escrow) {
+      units = plan.bucket_cell ? owed_escrow(plan, id, series, now)
+                               : used_escrow(plan, id, series, now);
+      return;
+    }
+    if (plan.log) {
+      units = log_used(read_log(series, ~std::uint64_t{0}), plan.rule->window, now);
+      return;
+    }
+    if (plan.bucket_cell) {
+      const BucketShape& shape = plan.bucket;
+      crdt::BucketState state;
+      if (entry.form() == Form::bucket) state = small_bucket(entry, counted_by(entry));
+      std::uint64_t total = state.checkpoint.counted;
+      if (series != nullptr && series->bucket != nullptr) {
+        const BucketCell& bucket = *series->bucket;
+        state = bucket.held > 0 ? with_held(plan, bucket, now) : bucket.state;
+        total = add_saturated(bucket.total(), bucket.held);
+      }
+      auto unit = static_cast<std::uint64_t>(shape.unit);
+      crdt::DebtTicks debt = bucket_debt(shape, state, total, now);
+      units = static_cast<std::uint64_t>((debt + unit - 1) / unit);
+      return;
+    }
+    WindowShape shape = window_shape(*plan.rule, id);
+    units = window_used(shape, now, [&](std::int64_t at) {
+      if (entry.form() == Form::window) return small_count(entry, shape, at);
+      return series == nullptr ? 0 : series->count(shape.epoch(at));
+    });
+  });
+  return units;
+}
+
+}  // namespace weir

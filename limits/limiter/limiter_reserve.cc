@@ -1,0 +1,153 @@
+// Reservations.
+
+#include <weir/limits/limiter/limiter_impl.h>
+
+#include <weir/limits/algorithms/marks.h>
+
+namespace weir {
+
+Ticket Limiter::Impl::reserve(const Request& request, Nanos given, Nanos timeout, Decision& out) {
+  Local& work = local();
+  Programs::Use program = use(work);
+  work.program = &*program;
+  Nanos now = clamp(given, work.stripe);
+  prepare(request, now, work, work.items[0]);
+  std::span<Item> items = work.items[0].all();
+  auto reserve_now = [&] { return reserve(request, items, work, now, timeout, out); };
+  return request.id.empty() ? reserve_now()
+                            : by_id(request, items, *program, now, out, reserve_now);
+}
+
+Ticket Limiter::Impl::reserve(const Request& request, std::span<Item> items, Local& work, Nanos now,
+                              Nanos timeout, Decision& out) {
+  bool room = request.hits > 0 && tickets.keep_room();
+  for (Item& item : items) item.mode = room ? Mode::hold : Mode::no_ticket;
+  decide(items, work, now, out);
+  if (room) out.wants_commit = false;  // when it is settled
+  OpenTicket ticket;
+  for (std::size_t i = 0; i < items.size() && out.allowed; ++i) {
+    const Item& item = items[i];
+    const Plan& plan = *item.plan;
+    RuleStatus& status = out.statuses[i];
+    if (!status.allowed || status.degraded || item.cost == 0) continue;
+    if (room) {
+      ticket.holds.push_back(
+          {item.id, epoch_of(plan, item, now), plan.rule->cost_of(request), item.cost});
+    } else {
+      status.degraded = true;
+      add_one(work.program->counters[work.stripe][item.rule].degraded, work.alone());
+    }
+  }
+  if (ticket.holds.empty()) {
+    if (room) tickets.give_room_back();
+    return {};
+  }
+  ticket.hits = request.hits;
+  ticket.deadline = now + std::clamp<Nanos>(timeout, 0, kMaxHold);
+  return {tickets.open(std::move(ticket))};
+}
+
+void Limiter::Impl::hold(const Plan& plan, const Item& item, Nanos now) {
+  Series& series = general(*item.entry, item.id);
+  if (plan.escrow && plan.bucket_cell) {
+    EscrowBucket& bucket = escrow_bucket(plan, item.id, series, now);
+    bucket.held = add_saturated(bucket.held, item.cost);
+    return;
+  }
+  if (plan.bucket_cell) {
+    series.make_bucket().held += item.cost;  // at most the limit, as all of it was allowed
+    return;
+  }
+  series.forget_windows(now - kGrace);
+  crdt::Epoch epoch = epoch_of(plan, item, now);
+  if (plan.escrow) {
+    place(plan, item.id, series.escrow_cell(epoch)).held += item.cost;
+  } else {
+    series.window(epoch).held += item.cost;
+  }
+}
+
+Settled Limiter::Impl::settle_ticket(const OpenTicket& ticket, std::uint64_t actual, Nanos now) {
+  Settled out;
+  out.known = true;
+  out.hits = ticket.hits;
+  Programs::Use program = use(local());
+  for (const Hold& hold : ticket.holds) {
+    // It is there: what holds something is not forgotten.
+    with_entry(hold.series, false, [&](SeriesEntry& entry) {
+      Plan plan = plan_for(*program, entry);
+      Item item;
+      item.entry = &entry;
+      item.id = hold.series;
+      item.cost = mul_saturated(hold.per_hit, actual);
+      if (!plan.bucket_cell && !plan.log) find_window(plan, item, now);
+      table.set_rule(entry, plan.number);
+      bool counted = settle_hold(plan, item, hold, now);
+      out.lapsed |= !counted;
+      out.wants_commit |=
+          counted && item.cost > 0 && (item.waits || (options.replicated && plan.commit));
+    });
+  }
+  return out;
+}
+
+Plan Limiter::Impl::plan_for(const Program& program, const SeriesEntry& entry) const {
+  std::uint32_t number = table.rule(entry);
+  const RuleNumbers::Kept& kept = numbers.at(number);
+  auto found = program.by_identity.find(kept.identity);
+  if (found != program.by_identity.end()) return program.plans[found->second];
+  return plan_of(kept.rule, number, kept.identity);
+}
+
+bool Limiter::Impl::settle_hold(const Plan& plan, Item& item, const Hold& hold, Nanos now) {
+  Series& series = *item.entry->series;
+  if (plan.escrow) return settle_escrow(plan, item, hold, now);
+  WindowCell* cell = nullptr;
+  if (plan.bucket_cell) {
+    series.bucket->held -= hold.units;
+  } else {
+    cell = series.find(hold.epoch);
+    cell->held -= hold.units;
+    bool over = hold.epoch.expiry <= now;
+    if (cell->empty() && (over || item.cost == 0)) {
+      series.windows.erase(series.windows.begin() + (cell - series.windows.data()));
+    }
+    if (over) return false;
+  }
+  if (item.cost == 0) return true;
+  std::uint64_t left = evaluate(plan, item, 0, now).remaining;
+  std::uint64_t used = plan.limit - std::min(plan.limit, left);
+  if (plan.bucket_cell) {
+    consume_bucket_cell(plan, series, item.cost, now);
+  } else {
+    cell->own = add_saturated(cell->own, item.cost);
+    cell->dirty = options.replicated;
+    if (options.replicated && plan.reserve > 0) keep_reserve(plan, item, *cell);
+  }
+  if (!options.replicated) return true;
+  if (crosses_mark(used, add_saturated(used, item.cost), plan.limit)) {
+    item.entry->set(SeriesEntry::kUrgent);
+  }
+  list(*item.entry);
+  return true;
+}
+
+std::size_t Limiter::Impl::settle_due(Nanos now, std::size_t max) {
+  std::size_t settled = 0;
+  while (settled < max) {
+    std::optional<OpenTicket> ticket = tickets.take_due(now);
+    if (!ticket) break;
+    settle_ticket(*ticket, ticket->hits, now);
+    ++settled;
+  }
+  timed_out.fetch_add(settled, std::memory_order_relaxed);
+  return settled;
+}
+
+void Limiter::Impl::settle_all(Nanos now) {
+  while (std::optional<OpenTicket> ticket = tickets.take_due(kNever)) {
+    settle_ticket(*ticket, ticket->hits, now);
+  }
+}
+
+}  // namespace weir

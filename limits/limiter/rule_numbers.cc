@@ -1,0 +1,70 @@
+#include <weir/limits/limiter/rule_numbers.h>
+
+#include <bit>
+
+namespace weir {
+
+RuleNumbers::~RuleNumbers() {
+  for (std::uint32_t number = 0; number < end_; ++number) delete place(number).load();
+  for (std::atomic<Place*>& block : blocks_) delete[] block.load();
+}
+
+RuleNumbers::Meaning RuleNumbers::meaning_of(const Kept& kept) {
+  if (!is_bucket(kept.rule.algorithm)) return {kept.identity};
+  return {kept.identity, kept.rule.limit, kept.rule.burst, kept.rule.max_debt};
+}
+
+RuleNumbers::Place& RuleNumbers::place(std::uint32_t number) const {
+  std::uint64_t shifted = number + kFirst;
+  auto block = static_cast<std::size_t>(std::bit_width(shifted) - std::bit_width(kFirst));
+  return blocks_[block].load(std::memory_order_acquire)[shifted - (kFirst << block)];
+}
+
+std::uint32_t RuleNumbers::number_of(const crdt::SeriesId& identity, const Rule& rule) {
+  auto kept = std::make_unique<Kept>();
+  kept->identity = identity;
+  kept->rule.limit = rule.limit;
+  kept->rule.window = rule.window;
+  kept->rule.calendar = rule.calendar;
+  kept->rule.algorithm = rule.algorithm;
+  kept->rule.burst = rule.burst;
+  kept->rule.slots = rule.slots;
+  kept->rule.strict = rule.strict;
+  kept->rule.max_debt = rule.max_debt;
+  kept->rule.phase = rule.phase;
+  kept->rule.durability = rule.durability;
+  kept->rule.enforcement = rule.enforcement;
+  if (is_bucket(rule.algorithm)) {
+    kept->bucket = bucket_shape(rule);
+    kept->fill_time = kept->bucket.fill_time();
+  }
+  auto [known, fresh] = numbers_.try_emplace(meaning_of(*kept), 0);
+  if (!fresh) return known->second;
+  if (free_.empty()) {
+    std::uint64_t shifted = end_ + kFirst;
+    if (std::has_single_bit(shifted)) {
+      auto block = static_cast<std::size_t>(std::bit_width(shifted) - std::bit_width(kFirst));
+      blocks_[block].store(new Place[shifted](), std::memory_order_release);
+    }
+    free_.push_back(end_++);
+  }
+  known->second = free_.back();
+  free_.pop_back();
+  ++identities_[identity];
+  place(known->second).store(kept.release(), std::memory_order_release);
+  return known->second;
+}
+
+void RuleNumbers::keep_only(const std::vector<bool>& used) {
+  std::erase_if(numbers_, [&](const auto& known) {
+    std::uint32_t number = known.second;
+    if (number < used.size() && used[number]) return false;
+    std::unique_ptr<const Kept> gone(place(number).exchange(nullptr, std::memory_order_acq_rel));
+    auto identity = identities_.find(gone->identity);
+    if (--identity->second == 0) identities_.erase(identity);
+    free_.push_back(number);
+    return true;
+  });
+}
+
+}  // namespace weir

@@ -1,0 +1,622 @@
+#include <weir/limits/rules/rule.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include <weir/crdt/epoch.h>
+#include <weir/limits/algorithms/log_window.h>
+#include <weir/limits/escrow/escrow_bucket.h>
+#include <weir/limits/matching/address.h>
+#include <weir/limits/matching/rule_index.h>
+#include <weir/limits/rules/rule_origin.h>
+#include <weir/limits/rules/rules_yaml.h>
+
+namespace weir {
+namespace {
+
+constexpr std::size_t kFewRules = 3;
+
+using internal::Address;
+using internal::parse_address;
+
+constexpr std::size_t kMaxName = 256;
+constexpr std::size_t kMaxKey = 16;
+constexpr Nanos kMinWindow = kMillisecond;
+constexpr Nanos kMaxWindow = 366 * kDay;
+constexpr std::uint32_t kMaxSlots = 120;
+constexpr std::uint32_t kMaxMaxDebt = 1000;
+
+bool bits_behind(const MatchCidr& cidr) {
+  for (unsigned bit = cidr.bits; bit < 128; ++bit) {
+    if ((cidr.network[bit / 8] >> (7 - bit % 8)) & 1) return true;
+  }
+  return false;
+}
+
+bool contains(const MatchCidr& cidr, const Address& address) {
+  const unsigned bits = std::min(cidr.bits, 128u);
+  const unsigned whole = bits / 8;
+  if (std::memcmp(cidr.network.data(), address.data(), whole) != 0) return false;
+  const unsigned rest = bits % 8;
+  return rest == 0 || (cidr.network[whole] ^ address[whole]) >> (8 - rest) == 0;
+}
+
+struct Holds {
+  const std::string_view* value;  ///< null: the entry is not there
+
+  bool operator()(const MatchExact& m) const { return value && *value == m.value; }
+  bool operator()(const MatchPrefix& m) const { return value && value->starts_with(m.prefix); }
+  bool operator()(const MatchAny&) const { return value != nullptr; }
+  bool operator()(const MatchAbsent&) const { return value == nullptr; }
+  bool operator()(const MatchCidr& m) const {
+    Address address{};
+    bool is_ipv4 = false;
+    return value && parse_address(*value, address, is_ipv4) && contains(m, address);
+  }
+};
+
+/// Rules made by a program.
+class ProgramOrigin final : public RuleOrigin {
+ public:
+  State state(std::size_t, std::string_view) const override { return State::unset; }
+  RuleError error(std::size_t rule, std::string_view path) const override {
+    RuleError error;
+    error.field = fmt::format("rules[{}].{}", rule, path);
+    return error;
+  }
+  std::string place(std::size_t rule) const override { return fmt::format("rules[{}]", rule); }
+};
+
+/// One table for all rules of a set that have the same calendar.
+class Calendars {
+ public:
+  struct Entry {
+    std::shared_ptr<const CalendarTable> table;
+    std::string problem;  ///< why there is none
+  };
+  const Entry& of(const CalendarWindow& window) {
+    const auto [at, fresh] = entries_.try_emplace({window.unit, window.time_zone});
+    Entry& entry = at->second;
+    if (fresh) entry.table = CalendarTable::load(window.unit, window.time_zone, entry.problem);
+    return entry;
+  }
+
+ private:
+  std::map<std::pair<CalendarUnit, std::string>, Entry> entries_;
+};
+
+class Checker {
+ public:
+  Checker(const RuleOrigin& origin, Calendars& calendars, std::vector<RuleError>& errors)
+      : origin_(origin), calendars_(calendars), errors_(errors) {}
+
+  void check(const std::vector<Rule>& rules) {
+    for (std::size_t i = 0; i < rules.size() && errors_.size() < internal::kMaxErrors; ++i) {
+      index_ = i;
+      check_names(rules);
+      check_match(rules[i]);
+      check_key(rules[i]);
+      check_window(rules[i]);
+      check_calendar(rules[i]);
+      check_log(rules[i]);
+      check_bucket(rules[i]);
+      check_cost(rules[i]);
+      check_enforcement(rules[i]);
+    }
+  }
+
+ private:
+  using State = RuleOrigin::State;
+
+  void fail(std::string_view path, std::string expected) {
+    RuleError error = origin_.error(index_, path);
+    error.expected = std::move(expected);
+    errors_.push_back(std::move(error));
+  }
+
+  bool readable(std::string_view field) const {
+    return origin_.state(index_, field) != State::unreadable;
+  }
+
+  /// A field that this rule's algorithm does not have.
+  void refuse(std::string_view field, bool has_default, const Rule& rule,
+              std::string_view who_has_it) {
+    const State state = origin_.state(index_, field);
+    if (state == State::unreadable || (state == State::unset && has_default)) return;
+    fail(field, fmt::format("no {} with algorithm {}: only {} it", field, to_string(rule.algorithm),
+                            who_has_it));
+  }
+
+  void check_names(const std::vector<Rule>& rules) {
+    const Rule& rule = rules[index_];
+    const bool has_domain = readable("domain");
+    const bool has_name = readable("name");
+    if (has_domain) check_name("domain", rule.domain);
+    if (has_name) check_name("name", rule.name);
+    if (!has_domain || !has_name) return;
+    const auto [other, fresh] = names_.try_emplace({rule.domain, rule.name}, index_);
+    if (fresh) return;
+    fail("name", fmt::format("a name that is unique in its domain: {} is already the name of the "
+                             "rule at {}",
+                             internal::quoted(rule.name), origin_.place(other->second)));
+  }
+
+  void check_name(std::string_view path, std::string_view name) {
+    std::string problem = internal::name_problem(name);
+    if (!problem.empty()) fail(path, std::move(problem));
+  }
+
+  void check_match(const Rule& rule) {
+    if (!readable("match")) return;
+    if (rule.match.size() > internal::kMaxMatches) {
+      fail("match",
+           fmt::format("at most {} entries, got {}", internal::kMaxMatches, rule.match.size()));
+      return;
+    }
+    for (const Match& match : rule.match) {
+      const std::string path = internal::entry_path("match", match.key);
+      check_name(path, match.key);
+      if (const auto* exact = std::get_if<MatchExact>(&match.matcher)) {
+        check_text(path, exact->value);
+      } else if (const auto* prefix = std::get_if<MatchPrefix>(&match.matcher)) {
+        if (prefix->prefix.empty()) {
+          fail(path, "a prefix of at least one byte; to match every value write any");
+        }
+        check_text(path, prefix->prefix);
+      } else if (const auto* cidr = std::get_if<MatchCidr>(&match.matcher)) {
+        if (cidr->bits > 128 || bits_behind(*cidr)) {
+          fail(path, "a network of at most 128 bits with none set behind them");
+        }
+      }
+    }
+  }
+
+  void check_text(std::string_view path, const std::string& text) {
+    if (text.size() <= internal::kMaxText) return;
+    fail(path, fmt::format("at most {} bytes, got {}", internal::kMaxText, text.size()));
+  }
+
+  void check_key(const Rule& rule) {
+    if (!readable("key")) return;
+    if (rule.key.size() > kMaxKey) {
+      fail("key", fmt::format("at most {} entries, got {}", kMaxKey, rule.key.size()));
+      return;
+    }
+    for (std::size_t i = 0; i < rule.key.size(); ++i) {
+      const std::string& key = rule.key[i];
+      const std::string path = fmt::format("key[{}]", i);
+      check_name(path, key);
+      if (std::find(rule.key.begin(), rule.key.begin() + static_cast<std::ptrdiff_t>(i), key) !=
+          rule.key.begin() + static_cast<std::ptrdiff_t>(i)) {
+        fail(path, fmt::format("each entry once, got {} again", internal::quoted(key)));
+      }
+      if (!readable("match")) continue;
+      for (const Match& match : rule.match) {
+        if (match.key != key || !std::holds_alternative<MatchAbsent>(match.matcher)) continue;
+        fail(path, fmt::format("an entry that can be there: match wants {} absent, so the rule "
+                               "would never apply",
+                               internal::quoted(key)));
+      }
+    }
+  }
+
+  void check_window(const Rule& rule) {
+    const bool window_ok =
+        rule.calendar || (rule.window >= kMinWindow && rule.window <= kMaxWindow);
+    if (readable("window") && !window_ok) {
+      fail("window", fmt::format("{} to {}, got {}", format_duration(kMinWindow),
+                                 format_duration(kMaxWindow), format_duration(rule.window)));
+    }
+    if (!readable("algorithm")) return;
+    if (rule.algorithm != Algorithm::sliding_window) {
+      refuse("slots", rule.slots == 1, rule, "sliding_window has");
+      refuse("strict", !rule.strict, rule, "sliding_window has");
+      return;
+    }
+    if (!readable("slots")) return;
+    if (rule.slots < 1 || rule.slots > kMaxSlots) {
+      fail("slots", fmt::format("1 to {}, got {}", kMaxSlots, rule.slots));
+    } else if (readable("window") && !rule.calendar && window_ok && rule.window % rule.slots != 0) {
+      fail("slots", fmt::format("a number that divides the window of {} into whole nanoseconds, "
+                                "got {}",
+                                format_duration(rule.window), rule.slots));
+    }
+  }
+
+  void check_calendar(const Rule& rule) {
+    if (!rule.calendar || !readable("window")) return;
+    const Calendars::Entry& calendar = calendars_.of(*rule.calendar);
+    if (calendar.table == nullptr) fail("window.time_zone", calendar.problem);
+    if (readable("algorithm") && rule.algorithm != Algorithm::fixed_window) {
+      fail("window", fmt::format("a length of time with algorithm {}: only fixed_window follows a "
+                                 "calendar",
+                                 to_string(rule.algorithm)));
+    }
+    if (readable("phase") && rule.phase == Phase::spread) {
+      fail("phase", "aligned, got spread: a calendar's windows begin when the calendar says");
+    }
+  }
+
+  void check_log(const Rule& rule) {
+    if (!readable("algorithm") || rule.algorithm != Algorithm::sliding_log) return;
+    if (!readable("limit")) return;
+    if (rule.limit > kMaxLogLimit) {
+      fail("limit", fmt::format("at most {} with algorithm sliding_log, which remembers every "
+                                "admission, got {}; sliding_window takes more",
+                                kMaxLogLimit, rule.limit));
+    } else if (readable("window") && !rule.calendar && rule.window >= kMinWindow &&
+               rule.limit * static_cast<std::uint64_t>(kSecond) >
+                   kMaxLogRate * static_cast<std::uint64_t>(rule.window)) {
+      fail("limit", fmt::format("at most {} a second with algorithm sliding_log, which remembers "
+                                "every admission, got {} in {}",
+                                kMaxLogRate, rule.limit, format_duration(rule.window)));
+    }
+  }
+
+  void check_bucket(const Rule& rule) {
+    if (!readable("algorithm")) return;
+    if (!is_bucket(rule.algorithm)) {
+      refuse("burst", rule.burst == 0, rule, "token_bucket and leaky_bucket have");
+      refuse("max_debt", rule.max_debt == 1, rule, "token_bucket and leaky_bucket have");
+      return;
+    }
+    bool sizes_ok = readable("limit") && readable("burst") && readable("max_debt");
+    if (origin_.state(index_, "burst") == State::set && rule.burst == 0) {
+      fail("burst", "at least 1, got 0; left out, it is the limit");
+      sizes_ok = false;
+    }
+    if (readable("max_debt") && rule.max_debt > kMaxMaxDebt) {
+      fail("max_debt", fmt::format("0 to {}, got {}", kMaxMaxDebt, rule.max_debt));
+      sizes_ok = false;
+    }
+    if (!sizes_ok) return;
+    const std::uint64_t burst = rule.burst == 0 ? rule.limit : rule.burst;
+    if (burst > std::numeric_limits<std::uint64_t>::max() / (1 + rule.max_debt)) {
+      fail(rule.burst == 0 ? "limit" : "burst",
+           fmt::format("burst * (1 + max_debt) below 2^64, got {} * {}", burst, 1 + rule.max_debt));
+      return;
+    }
+    if (rule.limit == 0 || rule.calendar || !readable("window")) return;
+    if (readable("enforcement") && rule.enforcement == Enforcement::escrow) {
+      check_escrow_bucket(rule, burst);
+      return;
+    }
+    // A bucket is kept at most this long after its last use, so it must be full again by then.
+    Uint128 fill = static_cast<Uint128>(burst) * (1 + rule.max_debt) *
+                   static_cast<std::uint64_t>(std::max<Nanos>(rule.window, 0)) / rule.limit;
+    if (fill > static_cast<Uint128>(crdt::kMaxLife)) {
+      fail(rule.burst == 0 ? "max_debt" : "burst",
+           fmt::format("a bucket that fills within {}: burst * (1 + max_debt) * window / limit",
+                       format_duration(crdt::kMaxLife)));
+    }
+  }
+
+  /// What a split bucket holds is counted in parts of window / burst of a unit.
+  void check_escrow_bucket(const Rule& rule, std::uint64_t burst) {
+    EscrowBucketShape shape{rule.limit, rule.window, burst, false};
+    if (!shape.fits()) {
+      fail(rule.burst == 0 ? "limit" : "burst",
+           fmt::format("burst * burst * window, in nanoseconds, and limit * burst below 2^124 with "
+                       "enforcement escrow, got a burst of {}",
+                       burst));
+    }
+  }
+
+  void check_cost(const Rule& rule) {
+    if (!readable("cost")) return;
+    if (rule.cost_by_method.size() > internal::kMaxMethods) {
+      fail("cost", fmt::format("at most {} methods, got {}", internal::kMaxMethods,
+                               rule.cost_by_method.size()));
+      return;
+    }
+    for (const auto& [method, cost] : rule.cost_by_method) {
+      check_name(internal::entry_path("cost", method), method);
+    }
+  }
+
+  void check_enforcement(const Rule& rule) {
+    if (!readable("enforcement") || !readable("algorithm")) return;
+    bool escrow = rule.enforcement == Enforcement::escrow;
+    if (readable("durability") && rule.durability == Durability::reserve && !escrow &&
+        rule.algorithm != Algorithm::fixed_window && rule.algorithm != Algorithm::sliding_window) {
+      fail("durability",
+           fmt::format("async or commit with algorithm {}: only fixed_window and sliding_window "
+                       "keep a reserve",
+                       to_string(rule.algorithm)));
+    }
+    if (!escrow) return;
+    bool bucket = is_bucket(rule.algorithm);
+    if (rule.algorithm != Algorithm::fixed_window && !bucket) {
+      fail("enforcement",
+           fmt::format("merged with algorithm {}, got escrow: fixed_window, token_bucket and "
+                       "leaky_bucket have rights",
+                       to_string(rule.algorithm)));
+    }
+    bool async = rule.durability == Durability::async;
+    if (bucket && readable("durability") && !async) {
+      fail("durability",
+           fmt::format("async with enforcement escrow and algorithm {}, got {}: a node that starts "
+                       "begins with an empty bucket, so nothing of it is kept",
+                       to_string(rule.algorithm), to_string(rule.durability)));
+    }
+    if (bucket && readable("max_debt") && rule.max_debt != 1) {
+      fail("max_debt",
+           fmt::format(
+               "1, or none, with enforcement escrow, got {}: nothing is admitted twice, so no debt "
+               "comes from others",
+               rule.max_debt));
+    }
+    if (!bucket && origin_.state(index_, "durability") == State::set && async) {
+      fail("durability", "reserve or commit with enforcement escrow, got async");
+    }
+    if (origin_.state(index_, "on_failure") == State::set && rule.on_failure == OnFailure::open) {
+      fail("on_failure", "closed with enforcement escrow, got open: it never admits too much");
+    }
+  }
+
+  const RuleOrigin& origin_;
+  Calendars& calendars_;
+  std::vector<RuleError>& errors_;
+  std::size_t index_ = 0;
+  std::map<std::pair<std::string_view, std::string_view>, std::size_t> names_;
+};
+
+}  // namespace
+
+std::string_view to_string(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::fixed_window:
+      return "fixed_window";
+    case Algorithm::sliding_window:
+      return "sliding_window";
+    case Algorithm::sliding_log:
+      return "sliding_log";
+    case Algorithm::token_bucket:
+      return "token_bucket";
+    case Algorithm::leaky_bucket:
+      return "leaky_bucket";
+  }
+  return "unknown";
+}
+
+std::string_view to_string(Durability durability) {
+  switch (durability) {
+    case Durability::reserve:
+      return "reserve";
+    case Durability::async:
+      return "async";
+    case Durability::commit:
+      return "commit";
+  }
+  return "unknown";
+}
+
+std::string_view to_string(OnFailure on_failure) {
+  switch (on_failure) {
+    case OnFailure::open:
+      return "open";
+    case OnFailure::closed:
+      return "closed";
+  }
+  return "unknown";
+}
+
+std::string_view to_string(Enforcement enforcement) {
+  switch (enforcement) {
+    case Enforcement::merged:
+      return "merged";
+    case Enforcement::escrow:
+      return "escrow";
+    case Enforcement::home:
+      return "home";
+  }
+  return "unknown";
+}
+
+std::optional<MatchCidr> parse_cidr(std::string_view text) {
+  const std::size_t slash = text.find('/');
+  MatchCidr cidr;
+  bool is_ipv4 = false;
+  if (!parse_address(text.substr(0, slash), cidr.network, is_ipv4)) return std::nullopt;
+  const unsigned width = is_ipv4 ? 32 : 128;
+  unsigned bits = width;
+  if (slash != std::string_view::npos) {
+    const std::string_view digits = text.substr(slash + 1);
+    if (digits.empty() || digits.size() > 3 || (digits.size() > 1 && digits[0] == '0')) {
+      return std::nullopt;
+    }
+    bits = 0;
+    for (const char c : digits) {
+      if (c < '0' || c > '9') return std::nullopt;
+      bits = bits * 10 + static_cast<unsigned>(c - '0');
+    }
+    if (bits > width) return std::nullopt;
+  }
+  cidr.bits = bits + (128 - width);
+  if (bits_behind(cidr)) return std::nullopt;
+  return cidr;
+}
+
+std::uint64_t Rule::cost_of(const Request& request) const {
+  if (cost_by_method.empty()) return default_cost;
+  const std::string_view* method = request.find("method");
+  if (method == nullptr) return default_cost;
+  // A handful of entries; looking one up in the map would need a std::string.
+  for (const auto& [each, cost] : cost_by_method) {
+    if (each == *method) return cost;
+  }
+  return default_cost;
+}
+
+bool Rule::matches(const Request& request) const {
+  for (const Match& each : match) {
+    if (!std::visit(Holds{request.find(each.key)}, each.matcher)) return false;
+  }
+  return std::all_of(key.begin(), key.end(),
+                     [&](const std::string& entry) { return request.find(entry) != nullptr; });
+}
+
+std::string RuleError::to_string() const {
+  std::string out = file;
+  if (line > 0) {
+    if (!out.empty()) out += ':';
+    out += fmt::format("{}:{}", line, column);
+  }
+  if (!out.empty()) out += ": ";
+  if (!field.empty()) out += field + ": ";
+  return out + "expected " + expected;
+}
+
+RuleSet::RuleSet(std::vector<Rule> rules)
+    : rules_(std::move(rules)), index_(std::make_unique<RuleIndex>(rules_)) {}
+
+RuleSet::~RuleSet() = default;
+
+std::shared_ptr<const RuleSet> RuleSet::make(std::vector<Rule> rules,
+                                             std::vector<RuleError>& errors) {
+  return make(std::move(rules), ProgramOrigin{}, errors);
+}
+
+std::shared_ptr<const RuleSet> RuleSet::make(std::vector<Rule> rules, const RuleOrigin& origin,
+                                             std::vector<RuleError>& errors) {
+  std::vector<RuleError> found;
+  Calendars calendars;
+  if (rules.size() > internal::kMaxRules) {
+    RuleError error;
+    error.field = "rules";
+    error.expected = fmt::format("at most {} rules, got {}", internal::kMaxRules, rules.size());
+    found.push_back(std::move(error));
+  } else {
+    Checker(origin, calendars, found).check(rules);
+  }
+  if (!found.empty()) {
+    if (found.size() > internal::kMaxErrors) found.resize(internal::kMaxErrors);
+    errors.insert(errors.end(), std::make_move_iterator(found.begin()),
+                  std::make_move_iterator(found.end()));
+    return nullptr;
+  }
+  for (Rule& rule : rules) {
+    // What a home counted must not be forgotten by a crash: nobody else has decided on it.
+    if (rule.enforcement == Enforcement::home) rule.durability = Durability::commit;
+    if (rule.calendar) rule.calendar->table = calendars.of(*rule.calendar).table;
+    if (rule.enforcement == Enforcement::escrow) {
+      if (!is_bucket(rule.algorithm) && rule.durability == Durability::async) {
+        rule.durability = Durability::reserve;
+      }
+      rule.on_failure = OnFailure::closed;
+    }
+    if (!is_bucket(rule.algorithm)) continue;
+    // A limit of 0 denies everything, so it has nothing to burst with.
+    if (rule.burst == 0 || rule.limit == 0) rule.burst = rule.limit;
+  }
+  return std::shared_ptr<const RuleSet>(new RuleSet(std::move(rules)));
+}
+
+void RuleSet::match(const Request& request, std::vector<std::uint32_t>& out) const {
+  // So few are looked at faster than looked up.
+  const std::size_t before = out.size();
+  if (rules_.size() > kFewRules) {
+    index_->match(request, out);
+  } else {
+    for (std::uint32_t i = 0; i < rules_.size(); ++i) {
+      const Rule& rule = rules_[i];
+      if (internal::same_text(rule.domain, request.domain) && rule.matches(request)) {
+        out.push_back(i);
+      }
+    }
+  }
+  if (request.only.empty()) return;
+  const auto first = out.begin() + static_cast<std::ptrdiff_t>(before);
+  out.erase(std::remove_if(first, out.end(),
+                           [&](std::uint32_t i) {
+                             return std::find(request.only.begin(), request.only.end(),
+                                              rules_[i].name) == request.only.end();
+                           }),
+            out.end());
+}
+
+namespace internal {
+
+std::size_t utf8_length(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  if (text.empty()) return 0;
+  const unsigned first = byte(0);
+  if (first < 0x80) return 1;
+  // The second byte's range rules out overlong forms, surrogates and what lies above U+10FFFF.
+  std::size_t length = 0;
+  unsigned low = 0x80;
+  unsigned high = 0xBF;
+  if (first >= 0xC2 && first <= 0xDF) {
+    length = 2;
+  } else if (first >= 0xE0 && first <= 0xEF) {
+    length = 3;
+    if (first == 0xE0) low = 0xA0;
+    if (first == 0xED) high = 0x9F;
+  } else if (first >= 0xF0 && first <= 0xF4) {
+    length = 4;
+    if (first == 0xF0) low = 0x90;
+    if (first == 0xF4) high = 0x8F;
+  }
+  if (length == 0 || text.size() < length || byte(1) < low || byte(1) > high) return 0;
+  for (std::size_t i = 2; i < length; ++i) {
+    if (byte(i) < 0x80 || byte(i) > 0xBF) return 0;
+  }
+  return length;
+}
+
+bool is_clean_text(std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t length = utf8_length(text);
+    if (length == 0) return false;
+    const auto first = static_cast<unsigned char>(text[0]);
+    if (first < 0x20 || first == 0x7F) return false;
+    text.remove_prefix(length);
+  }
+  return true;
+}
+
+std::string quoted(std::string_view text) {
+  constexpr std::size_t kMaxShown = 64;
+  std::string out = "\"";
+  std::size_t shown = 0;
+  while (!text.empty() && shown < kMaxShown) {
+    const std::size_t length = std::max<std::size_t>(utf8_length(text), 1);
+    const std::string_view piece = text.substr(0, length);
+    if (piece == "\"" || piece == "\\") {
+      out += '\\';
+      out += piece;
+    } else if (is_clean_text(piece)) {
+      out += piece;
+    } else {
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(piece[0]));
+    }
+    text.remove_prefix(length);
+    shown += length;
+  }
+  out += '"';
+  if (!text.empty()) out += "...";
+  return out;
+}
+
+std::string entry_path(std::string_view field, std::string_view key) {
+  return fmt::format("{}.{}", field,
+                     key.size() <= 64 && is_clean_text(key) ? std::string(key) : quoted(key));
+}
+
+std::string name_problem(std::string_view name) {
+  if (name.empty()) return "a name of at least one byte";
+  if (name.size() > kMaxName) {
+    return fmt::format("a name of at most {} bytes, got {}", kMaxName, name.size());
+  }
+  if (!is_clean_text(name)) {
+    return fmt::format("UTF-8 text without control characters, got {}", quoted(name));
+  }
+  return {};
+}
+
+}  // namespace internal
+}  // namespace weir

@@ -1,0 +1,167 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include <weir/crdt/time.h>
+#include <weir/limits/algorithms/calendar.h>
+#include <weir/limits/request.h>
+
+namespace weir {
+
+enum class Algorithm : std::uint8_t {
+  fixed_window,
+  sliding_window,
+  sliding_log,
+  token_bucket,
+  leaky_bucket
+};
+enum class Durability : std::uint8_t { async, commit, reserve };
+enum class OnFailure : std::uint8_t { open, closed };
+/// Who decides. `merged`: every node, from its own count and what it knows of the others'. `home`:
+/// the node that is the key's home; the others ask it. `escrow`: every node, from rights that it
+/// holds.
+enum class Enforcement : std::uint8_t { merged, escrow, home };
+enum class Phase : std::uint8_t { aligned, spread };
+
+/// True for those that count in a bucket's cell; the others count in windows' cells.
+constexpr bool is_bucket(Algorithm algorithm) {
+  return algorithm == Algorithm::token_bucket || algorithm == Algorithm::leaky_bucket;
+}
+
+std::string_view to_string(Algorithm algorithm);
+std::string_view to_string(Durability durability);
+std::string_view to_string(OnFailure on_failure);
+std::string_view to_string(Enforcement enforcement);
+
+/// What one descriptor entry must be for a rule to apply.
+struct MatchExact {
+  std::string value;
+  bool operator==(const MatchExact&) const = default;
+};
+struct MatchPrefix {
+  std::string prefix;
+  bool operator==(const MatchPrefix&) const = default;
+};
+struct MatchAny {  ///< present, with any value
+  bool operator==(const MatchAny&) const = default;
+};
+struct MatchAbsent {  ///< not in the descriptor
+  bool operator==(const MatchAbsent&) const = default;
+};
+/// An IPv4 or IPv6 network. IPv4 is held as ::ffff:a.b.c.d, so both compare alike; an entry whose
+/// value is no address does not match.
+struct MatchCidr {
+  std::array<std::uint8_t, 16> network{};
+  unsigned bits = 0;  ///< of the 128
+  bool operator==(const MatchCidr&) const = default;
+};
+using Matcher = std::variant<MatchExact, MatchPrefix, MatchAny, MatchAbsent, MatchCidr>;
+
+struct Match {
+  std::string key;
+  Matcher matcher;
+  bool operator==(const Match&) const = default;
+};
+
+/// Parses "10.0.0.0/8" or "2001:db8::/32" (a bare address is one host). Empty if it is neither, or
+/// if bits are set behind the prefix.
+std::optional<MatchCidr> parse_cidr(std::string_view text);
+
+/// A configured limit. Comparable and copied freely; validated by RuleSet::make.
+struct Rule {
+  std::string domain;
+  std::string name;          ///< unique in its domain; part of the series' identity
+  std::vector<Match> match;  ///< all must hold; none: every request of the domain
+  /// Descriptor entries that form the series, in this order. A request that lacks one is not
+  /// limited by this rule. Empty: one series for the whole rule.
+  std::vector<std::string> key;
+  std::uint64_t limit = 0;  ///< units per window; 0 denies everything
+  Nanos window = kMinute;   ///< 1 ms to 366 days; not used with a calendar
+  /// Fixed windows: days, weeks, months or years of a time zone instead of a length of time.
+  std::optional<CalendarWindow> calendar;
+  Algorithm algorithm = Algorithm::fixed_window;
+  /// Buckets: capacity in units, for a leaky one its queue's depth including what leaves next; the
+  /// rate is limit per window. 0 stands for the limit: a RuleSet holds the capacity itself, which
+  /// is 0 only where the limit is.
+  std::uint64_t burst = 0;
+  /// Sliding windows: the window is kept as this many sub-windows plus the oldest one, which is
+  /// weighted by how much of it still lies in the window. 1 is the usual two-cell estimate.
+  std::uint32_t slots = 1;
+  /// Sliding windows: the oldest sub-window counts whole, so that no window of this length,
+  /// wherever it starts, ever sees more than the limit.
+  bool strict = false;
+  /// Units per hit, by the descriptor entry `method`.
+  std::map<std::string, std::uint64_t> cost_by_method;
+  std::uint64_t default_cost = 1;
+  /// Buckets: debt that a healed partition brings is cut to burst * (1 + max_debt).
+  std::uint32_t max_debt = 1;
+  /// `spread` shifts each series' window boundaries by its hash.
+  Phase phase = Phase::aligned;
+  /// `escrow`: what all members together admit in a window never exceeds the limit; of a bucket,
+  /// over any interval, what burst and rate allow. docs/escrow.md
+  Enforcement enforcement = Enforcement::merged;
+  /// `reserve`: what is durable is ahead of what is used, so that only a key's first use waits for
+  /// the disk. Escrow rules of windows with `async` stand for `reserve`, those of buckets are
+  /// always `async`, home rules always `commit`: a RuleSet holds that.
+  Durability durability = Durability::async;
+  OnFailure on_failure = OnFailure::open;  ///< of escrow rules `closed`: a RuleSet holds that
+  bool shadow = false;                     ///< evaluated, counted and reported, but never denies
+
+  /// Units that one hit of this request costs.
+  std::uint64_t cost_of(const Request& request) const;
+  /// True if every match holds and every key entry is present.
+  bool matches(const Request& request) const;
+
+  bool operator==(const Rule&) const = default;
+};
+
+/// A mistake in a rules document or in a Rule made by a program.
+struct RuleError {
+  std::string file;      ///< empty for rules made by a program
+  int line = 0;          ///< from 1; 0 if unknown
+  int column = 0;        ///< from 1; 0 if unknown
+  std::string field;     ///< "rules[2].window"
+  std::string expected;  ///< what should stand there, and what does
+  /// "rules.yaml:12:5: rules[2].window: expected …"
+  std::string to_string() const;
+};
+
+class RuleOrigin;  // rule_origin.h
+class RuleIndex;   // rule_index.h
+
+/// A validated, immutable set of rules. Shared between threads freely.
+class RuleSet {
+ public:
+  /// Checks every rule and that names are unique per domain: all errors (the first 1000) are
+  /// appended to `errors`. Returns null if there were any. At most 100,000 rules.
+  static std::shared_ptr<const RuleSet> make(std::vector<Rule> rules,
+                                             std::vector<RuleError>& errors);
+  /// The same for rules that were read from somewhere: errors say where their fields stand.
+  static std::shared_ptr<const RuleSet> make(std::vector<Rule> rules, const RuleOrigin& origin,
+                                             std::vector<RuleError>& errors);
+  ~RuleSet();
+  RuleSet(const RuleSet&) = delete;
+  RuleSet& operator=(const RuleSet&) = delete;
+
+  const std::vector<Rule>& rules() const { return rules_; }
+
+  /// Appends the indices, into rules(), of the rules that apply to `request`, in rule order: those
+  /// of its domain for which Rule::matches is true. Allocates nothing if `out` has room, but for a
+  /// thread's first calls. Costs well below 1 us for thousands of rules of which few apply.
+  void match(const Request& request, std::vector<std::uint32_t>& out) const;
+
+ private:
+  explicit RuleSet(std::vector<Rule> rules);
+  std::vector<Rule> rules_;
+  std::unique_ptr<const RuleIndex> index_;  // it refers to rules_
+};
+
+}  // namespace weir

@@ -1,0 +1,122 @@
+#include <weir/limits/rules/rules_text.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include <weir/limits/rules/rules_yaml.h>
+
+namespace weir {
+namespace {
+
+std::string quoted(std::string_view text) {
+  std::string out = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) {
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+std::string cidr_text(const MatchCidr& cidr) {
+  constexpr std::array<std::uint8_t, 12> kIpv4 = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF};
+  const auto& bytes = cidr.network;
+  if (cidr.bits >= 96 && std::equal(kIpv4.begin(), kIpv4.end(), bytes.begin())) {
+    return fmt::format("{}.{}.{}.{}/{}", bytes[12], bytes[13], bytes[14], bytes[15],
+                       cidr.bits - 96);
+  }
+  std::string out;
+  for (std::size_t i = 0; i < bytes.size(); i += 2) {
+    out += fmt::format("{}{:x}", i == 0 ? "" : ":", bytes[i] << 8 | bytes[i + 1]);
+  }
+  return fmt::format("{}/{}", out, cidr.bits);
+}
+
+struct MatcherText {
+  std::string operator()(const MatchExact& m) const { return quoted(m.value); }
+  std::string operator()(const MatchPrefix& m) const {
+    return fmt::format("{{prefix: {}}}", quoted(m.prefix));
+  }
+  std::string operator()(const MatchAny&) const { return "any"; }
+  std::string operator()(const MatchAbsent&) const { return "absent"; }
+  std::string operator()(const MatchCidr& m) const {
+    return fmt::format("{{cidr: {}}}", quoted(cidr_text(m)));
+  }
+};
+
+std::string window_text(const Rule& rule) {
+  if (!rule.calendar) return format_duration(rule.window);
+  return fmt::format("{{calendar: {}, time_zone: {}}}", to_string(rule.calendar->unit),
+                     quoted(rule.calendar->time_zone));
+}
+
+std::string cost_text(const Rule& rule) {
+  if (rule.cost_by_method.empty()) return std::to_string(rule.default_cost);
+  std::string out = "{";
+  for (const auto& [method, cost] : rule.cost_by_method) {
+    out += fmt::format("{}: {}, ", quoted(method), cost);
+  }
+  return out + fmt::format("default: {}}}", rule.default_cost);
+}
+
+std::string rule_text(const Rule& rule) {
+  std::string out = fmt::format("  - name: {}\n", quoted(rule.name));
+  const auto field = [&out](std::string_view name, std::string_view value) {
+    out += fmt::format("    {}: {}\n", name, value);
+  };
+  if (!rule.match.empty()) {
+    std::string match;
+    for (const Match& each : rule.match) {
+      match += fmt::format("{}{}: {}", match.empty() ? "" : ", ", quoted(each.key),
+                           std::visit(MatcherText{}, each.matcher));
+    }
+    field("match", "{" + match + "}");
+  }
+  std::string key;
+  for (const std::string& entry : rule.key) key += (key.empty() ? "" : ", ") + quoted(entry);
+  field("key", "[" + key + "]");
+  field("limit", std::to_string(rule.limit));
+  field("window", window_text(rule));
+  field("algorithm", to_string(rule.algorithm));
+  if (rule.algorithm == Algorithm::sliding_window) {
+    field("slots", std::to_string(rule.slots));
+    field("strict", rule.strict ? "true" : "false");
+  }
+  if (is_bucket(rule.algorithm)) {
+    // 0 is what a limit of 0 makes of it.
+    if (rule.burst > 0) field("burst", std::to_string(rule.burst));
+    field("max_debt", std::to_string(rule.max_debt));
+  }
+  field("cost", cost_text(rule));
+  field("phase", rule.phase == Phase::spread ? "spread" : "aligned");
+  field("enforcement", to_string(rule.enforcement));
+  field("durability", to_string(rule.durability));
+  field("on_failure", to_string(rule.on_failure));
+  field("shadow", rule.shadow ? "true" : "false");
+  return out;
+}
+
+}  // namespace
+
+std::string rules_text(const RuleSet& rules) {
+  std::string out;
+  const std::string* domain = nullptr;
+  for (const Rule& rule : rules.rules()) {
+    if (domain == nullptr || *domain != rule.domain) {
+      out += fmt::format("{}domain: {}\nrules:\n", domain == nullptr ? "" : "---\n",
+                         quoted(rule.domain));
+      domain = &rule.domain;
+    }
+    out += rule_text(rule);
+  }
+  return out;
+}
+
+}  // namespace weir

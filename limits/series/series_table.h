@@ -1,0 +1,268 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include <weir/crdt/ids.h>
+#include <weir/crdt/time.h>
+#include <weir/limits/series/lanes.h>
+
+namespace weir {
+
+struct Series;  // series.h
+
+/// How an entry of the table holds its series.
+enum class Form : std::uint8_t {
+  unused = 0,  ///< nothing was consumed or learnt yet
+  window = 1,  ///< the newest window and the one before, counts below 2^32
+  bucket = 2,  ///< a bucket that is counted here alone
+  general = 3  ///< anything: a Series beside the table
+};
+
+/// One series: half a cache line. `head` is the only part that is read without its lock.
+struct SeriesEntry {
+  /// 51 bits of the series' id, 1 that says that it was used, 4 which thread was the last to
+  /// decide, 8 of flags. 0: free. Through std::atomic_ref.
+  std::uint64_t head;
+  Nanos time;  ///< window: start of the newest; bucket: last touch
+  union {
+    std::uint32_t count[4];  ///< window: own, others; the same of the window before
+    std::uint64_t word[2];   ///< bucket: debt at `time`, units of the last consumption
+    Series* series;          ///< general
+  };
+
+  static constexpr std::uint64_t kLocked = 1;
+  static constexpr std::uint64_t kListed = 2;        ///< in a list of what to drain
+  static constexpr std::uint64_t kUrgent = 4;        ///< crossed a mark of its limit
+  static constexpr std::uint64_t kDirty = 8;         ///< the newest window has undrained units
+  static constexpr std::uint64_t kDirtyBefore = 16;  ///< the one before has
+  static constexpr unsigned kFormShift = 5;          ///< two bits
+  static constexpr std::uint64_t kErased = 128;  ///< alone: was in use, others may lie behind it
+  static constexpr std::uint64_t kLanes = 128;   ///< of one in use: lanes are open
+  static constexpr unsigned kLastShift = 8;
+  static constexpr std::uint64_t kLast = 15 << kLastShift;  ///< the thread that decided last
+  static constexpr std::uint64_t kUsed = 1 << 12;  ///< since somebody last looked for idle ones
+  static constexpr unsigned kTagShift = 13;
+
+  static std::uint64_t tag_of(std::uint64_t head) { return head >> kTagShift; }
+  std::size_t last() const { return (load() & kLast) >> kLastShift; }
+
+  // With its lock held. Flags other than the lock change only then.
+  bool has(std::uint64_t flag) const { return (load() & flag) != 0; }
+  void set(std::uint64_t flag, bool on = true) { store(on ? load() | flag : load() & ~flag); }
+  Form form() const { return static_cast<Form>((load() >> kFormShift) & 3); }
+  void set_form(Form form) {
+    store((load() & ~(std::uint64_t{3} << kFormShift)) |
+          (static_cast<std::uint64_t>(form) << kFormShift));
+  }
+
+  std::uint64_t load(std::memory_order order = std::memory_order_relaxed) const {
+    return std::atomic_ref<const std::uint64_t>(head).load(order);
+  }
+  void store(std::uint64_t value, std::memory_order order = std::memory_order_relaxed) {
+    std::atomic_ref<std::uint64_t>(head).store(value, order);
+  }
+  bool exchange(std::uint64_t& expected, std::uint64_t wanted) {
+    return std::atomic_ref<std::uint64_t>(head).compare_exchange_weak(
+        expected, wanted, std::memory_order_acquire, std::memory_order_relaxed);
+  }
+};
+static_assert(sizeof(SeriesEntry) == 32);
+
+/// Preallocated open addressing: series id -> SeriesEntry. It never grows, moves or rehashes.
+///
+/// Thread-safe. Entries have a lock each; one who wants several takes them in the order of their
+/// addresses. Where entries come and go a segment of kSegment entries is locked; that lock is never
+/// asked for with an entry's lock in hand. A probe stays in its segment and, at the loads that the
+/// size is made for, mostly in one cache line.
+class SeriesTable {
+ public:
+  static constexpr std::uint32_t kNoRule = ~std::uint32_t{0};
+  static constexpr std::size_t kSegment = 1024;
+
+  /// Room for `max_series`. Memory is taken when first touched: 36 bytes an entry and 8 entries for
+  /// 5 series; with `keep_ids` 52 bytes an entry. With `populate` it is taken at once. Throws
+  /// std::bad_alloc.
+  SeriesTable(std::size_t max_series, bool keep_ids, bool populate);
+  ~SeriesTable();
+  SeriesTable(const SeriesTable&) = delete;
+  SeriesTable& operator=(const SeriesTable&) = delete;
+
+  std::size_t size() const { return size_.load(std::memory_order_relaxed); }
+
+  /// Where find() looks first.
+  SeriesEntry* first(const crdt::SeriesId& id) const { return &entries_[home(id)]; }
+  /// Null if it is not there. Without a lock: it may be gone before lock() says so.
+  SeriesEntry* find(const crdt::SeriesId& id) const { return find(id, &entries_[home(id)]); }
+  /// `first`: first(id).
+  [[gnu::always_inline]] SeriesEntry* find(const crdt::SeriesId& id, SeriesEntry* first) const {
+    auto is_it = [wanted = tag(id)](const SeriesEntry& entry) {
+      return SeriesEntry::tag_of(entry.load(std::memory_order_acquire)) == wanted;
+    };
+    if (is_it(first[0])) return first;
+    return is_it(first[1]) ? first + 1 : scan(id, nullptr);
+  }
+  /// False if the entry no longer holds this series.
+  bool lock(SeriesEntry& entry, const crdt::SeriesId& id) {
+    if (!lock_with_lanes(entry, id)) return false;
+    close_lanes(entry);
+    return true;
+  }
+  /// The same, but lanes stay open: their units are consumed, as far as the entry says.
+  [[gnu::always_inline]] bool lock_with_lanes(SeriesEntry& entry, const crdt::SeriesId& id) {
+    std::uint64_t head = entry.load();
+    bool free = SeriesEntry::tag_of(head) == tag(id) && (head & SeriesEntry::kLocked) == 0;
+    return (free && entry.exchange(head, head | SeriesEntry::kLocked)) || wait_and_lock(entry, id);
+  }
+  /// find() and lock_with_lanes() in one. Null if it is not there.
+  [[gnu::always_inline]] SeriesEntry* find_and_lock(const crdt::SeriesId& id, SeriesEntry* first) {
+    SeriesEntry* entry = first;
+    std::uint64_t head = entry->load();
+    // A first place is the first half of its cache line.
+    if (SeriesEntry::tag_of(head) != tag(id)) head = (++entry)->load();
+    bool free = SeriesEntry::tag_of(head) == tag(id) && (head & SeriesEntry::kLocked) == 0;
+    if (free && entry->exchange(head, head | SeriesEntry::kLocked)) [[likely]]
+      return entry;
+    return look_and_lock(id);
+  }
+  /// With the lock.
+  void close_lanes(SeriesEntry& entry) {
+    if (entry.has(SeriesEntry::kLanes)) take_back_lanes(entry);
+  }
+  Lane& lane(std::size_t thread, const crdt::SeriesId& id) { return lanes_.of(thread, tag(id)); }
+  /// With the lock. What is in the entry's lanes.
+  Lanes::Open open_lanes(const SeriesEntry& entry) const {
+    if (!entry.has(SeriesEntry::kLanes)) return {};
+    return lanes_.open(place(entry), SeriesEntry::tag_of(entry.load()));
+  }
+  /// With the lock, once the entry counts `units` as consumed: they are this thread's until then.
+  /// The lane must be the series', or empty.
+  void open_lane(SeriesEntry& entry, Lane& lane, std::uint32_t units, std::uint64_t per_unit,
+                 Nanos until) const {
+    lane.until.store(until, std::memory_order_relaxed);
+    lane.per_unit.store(per_unit, std::memory_order_relaxed);
+    lane.held.store(place(entry) << 32 | units, std::memory_order_release);
+    entry.set(SeriesEntry::kLanes);
+  }
+  bool may_have_lanes(const SeriesEntry& entry) const { return place(entry) <= Lanes::kMaxPlace; }
+  /// Says that it was used, and by whom.
+  static void unlock(SeriesEntry& entry, std::size_t thread) {
+    std::uint64_t rest = entry.load() & ~(SeriesEntry::kLocked | SeriesEntry::kLast);
+    entry.store(rest | SeriesEntry::kUsed | thread << SeriesEntry::kLastShift,
+                std::memory_order_release);
+  }
+  static void unlock(SeriesEntry& entry) {
+    entry.store(entry.load() & ~SeriesEntry::kLocked, std::memory_order_release);
+  }
+
+  /// Finds it or makes an entry, not locked: an unused one, or with form, time and words of
+  /// `content`. Null if there is no room. `made` says whether it is new.
+  SeriesEntry* insert(const crdt::SeriesId& id, std::uint32_t rule, bool& made,
+                      const SeriesEntry& content = {});
+  /// As much of a series' id as an entry has.
+  crdt::SeriesId short_id(const crdt::SeriesId& id) const { return {segment_of(id), tag(id)}; }
+  crdt::SeriesId short_id(const SeriesEntry& entry) const {
+    return {index(entry) / kSegment, SeriesEntry::tag_of(entry.load())};
+  }
+  /// Looks at kSegment / 4 entries, other ones each time, and removes those in use for which
+  /// `over(entry)`, with its lock, is true. Returns how many. For when there is no room.
+  template <typename Over>
+  std::size_t make_room(Over over) {
+    constexpr std::size_t kLook = kSegment / 4;
+    std::size_t at =
+        next_look_.fetch_add(kLook, std::memory_order_relaxed) % (segments_count_ * kSegment);
+    lock_segment(at / kSegment);
+    std::size_t removed = visit(at, kLook, over);
+    unlock_segment(at / kSegment);
+    return removed;
+  }
+  /// Removes an entry that is still unused.
+  void remove_unused(SeriesEntry& entry, const crdt::SeriesId& id);
+
+  /// Which rule's it is, as told to insert(). With its lock.
+  std::uint32_t rule(const SeriesEntry& entry) const { return rules_[index(entry)]; }
+  void set_rule(const SeriesEntry& entry, std::uint32_t rule) { rules_[index(entry)] = rule; }
+  /// Only with `keep_ids`. With its lock.
+  const crdt::SeriesId& id(const SeriesEntry& entry) const { return ids_[index(entry)]; }
+
+  std::size_t index(const SeriesEntry& entry) const {
+    return static_cast<std::size_t>(&entry - entries_);
+  }
+  /// An entry that was in use and may not be any more.
+  SeriesEntry& at(std::size_t index) const { return entries_[index]; }
+  /// Locks whatever is there; false if it is free.
+  bool lock_any(SeriesEntry& entry);
+
+  /// Calls `over(entry)` for every entry in use, with its lock; removes those for which it returns
+  /// true. One segment is locked at a time, for some microseconds. Returns how many were removed.
+  template <typename Over>
+  std::size_t visit_all(Over over) {
+    std::size_t removed = 0;
+    for (std::size_t segment = 0; segment < segments_count_; ++segment) {
+      if (segments_[segment].count().load(std::memory_order_relaxed) == 0) continue;
+      lock_segment(segment);
+      removed += visit(segment * kSegment, kSegment, over);
+      unlock_segment(segment);
+    }
+    return removed;
+  }
+
+ private:
+  /// Of entries of one segment, whose lock is held.
+  template <typename Over>
+  std::size_t visit(std::size_t first, std::size_t count, Over over) {
+    std::size_t removed = 0;
+    for (std::size_t i = first; i < first + count; ++i) {
+      SeriesEntry& entry = entries_[i];
+      if (SeriesEntry::tag_of(entry.load()) == 0 || !lock_any(entry)) continue;
+      if (over(entry)) {
+        erase(entry);
+        ++removed;
+      } else {
+        unlock(entry);
+      }
+    }
+    return removed;
+  }
+
+  struct alignas(64) Segment {  // zero at first
+    std::uint32_t lock;
+    std::uint32_t used;
+    std::atomic_ref<std::uint32_t> locked() { return std::atomic_ref(lock); }
+    std::atomic_ref<std::uint32_t> count() { return std::atomic_ref(used); }
+  };
+
+  static std::uint64_t tag(const crdt::SeriesId& id) {
+    std::uint64_t bits = SeriesEntry::tag_of(id.lo);
+    return bits == 0 ? 1 : bits;
+  }
+  /// The segment from the high bits of one half, the place in it from the low ones, the tag from
+  /// the other half: a place says nothing of a tag.
+  std::size_t segment_of(const crdt::SeriesId& id) const {
+    return static_cast<std::size_t>((static_cast<Uint128>(id.hi) * segments_count_) >> 64);
+  }
+  std::size_t home(const crdt::SeriesId& id) const {
+    return segment_of(id) * kSegment + (id.hi & (kSegment - 2));
+  }
+  SeriesEntry* scan(const crdt::SeriesId& id, SeriesEntry** free) const;
+  std::uint64_t place(const SeriesEntry& entry) const { return index(entry) + 1; }
+  void take_back_lanes(SeriesEntry& entry);
+  bool wait_and_lock(SeriesEntry& entry, const crdt::SeriesId& id) const;
+  SeriesEntry* look_and_lock(const crdt::SeriesId& id);
+  void lock_segment(std::size_t segment);
+  void unlock_segment(std::size_t segment);
+  void erase(SeriesEntry& entry);  // both locks held; releases the entry's
+
+  const std::size_t max_series_;
+  const std::size_t segments_count_;
+  Segment* segments_ = nullptr;
+  SeriesEntry* entries_ = nullptr;
+  std::uint32_t* rules_ = nullptr;
+  crdt::SeriesId* ids_ = nullptr;
+  std::atomic<std::size_t> size_{0};
+  std::atomic<std::size_t> next_look_{0};
+  Lanes lanes_;
+};
+
+}  // namespace weir

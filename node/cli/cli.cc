@@ -1,0 +1,666 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <weir/limits/rules/rules_yaml.h>
+#include <weir/node/cli/replay.h>
+#include <weir/node/cli/replay_report.h>
+#include <weir/node/cli/status_view.h>
+#include <weir/node/cli/table.h>
+#include <weir/node/version.h>
+#include <weir/rpc/client/client.h>
+#include <weir/rpc/client/node_client.h>
+
+namespace weir::node {
+namespace {
+
+constexpr int kOk = 0;
+constexpr int kDenied = 1;
+constexpr int kError = 2;
+
+// Unlike fmt::print these do not throw where nobody can be told.
+void print(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+}
+
+void complain(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stderr);
+}
+
+int fail(const std::string& message) {
+  complain("weir: " + printable(message) + "\n");
+  return kError;
+}
+
+/// Null after the errors were printed.
+std::shared_ptr<const RuleSet> rules_from(const std::string& path) {
+  LoadedRules loaded = load_rules(path);
+  for (const RuleError& error : loaded.errors) {
+    complain(printable(error.to_string()) + "\n");
+  }
+  return loaded.rules;
+}
+
+CLI::Validator duration_option() {
+  return CLI::Validator(
+      [](std::string& text) {
+        Nanos parsed = 0;
+        return parse_duration(text, parsed)
+                   ? std::string()
+                   : fmt::format("expected a length of time such as 250ms, got \"{}\"", text);
+      },
+      "DURATION");
+}
+
+Nanos duration_of(const std::string& text) {
+  Nanos out = 0;
+  parse_duration(text, out);  // the option was validated
+  return out;
+}
+
+// weir replay
+
+struct ReplayArguments {
+  std::string log;
+  std::string rules;
+  std::string domain;
+  std::string spread = "client";
+  std::string sync_interval = "250ms";
+  ReplayOptions options;
+  bool json = false;
+};
+
+/// The domain to replay in, or an empty text after an error was printed.
+std::string choose_domain(const RuleSet& rules, const std::string& wanted,
+                          const std::string& path) {
+  std::vector<std::string> domains;
+  for (const Rule& rule : rules.rules()) {
+    if (std::find(domains.begin(), domains.end(), rule.domain) == domains.end()) {
+      domains.push_back(rule.domain);
+    }
+  }
+  if (domains.empty()) {
+    fail(path + ": holds no rules");
+    return {};
+  }
+  const std::string list = fmt::format("{}", fmt::join(domains, ", "));
+  if (wanted.empty()) {
+    if (domains.size() == 1) return domains[0];
+    fail(fmt::format("{}: holds several domains, choose one with --domain: {}", path, list));
+    return {};
+  }
+  if (std::find(domains.begin(), domains.end(), wanted) != domains.end()) return wanted;
+  fail(fmt::format("{}: has no rules for domain \"{}\"; it holds: {}", path, wanted, list));
+  return {};
+}
+
+/// Rewrites one line on a terminal, and cleans up behind itself.
+class Progress {
+ public:
+  Progress() : shown_(isatty(STDERR_FILENO) != 0) {}
+  ~Progress() { clear(); }
+  void show(const std::string& text) {
+    if (!shown_) return;
+    complain("\r\x1b[K" + text);
+    dirty_ = true;
+  }
+  void clear() {
+    if (std::exchange(dirty_, false)) complain("\r\x1b[K");
+  }
+
+ private:
+  bool shown_;
+  bool dirty_ = false;
+};
+
+int run_replay(ReplayArguments& arguments) {
+  ReplayOptions& options = arguments.options;
+  options.rules = rules_from(arguments.rules);
+  if (!options.rules) return kError;
+  options.domain = choose_domain(*options.rules, arguments.domain, arguments.rules);
+  if (options.domain.empty()) return kError;
+  options.spread = arguments.spread == "client" ? Spread::client : Spread::request;
+  options.sync_interval = duration_of(arguments.sync_interval);
+
+  const bool standard_input = arguments.log == "-";
+  const std::string source = standard_input ? "standard input" : arguments.log;
+  std::ifstream file;
+  if (!standard_input) {
+    file.open(arguments.log, std::ios::binary);
+    if (!file) return fail(fmt::format("{}: {}", source, std::strerror(errno)));
+  } else {
+    std::ios::sync_with_stdio(false);
+  }
+  Progress progress;
+  RequestLog log(options.rules->rules());
+  std::string error;
+  const auto read = [&](std::uint64_t lines) {
+    progress.show(fmt::format("read {} lines", with_commas(lines)));
+  };
+  if (!log.read(standard_input ? std::cin : file, error, read)) {
+    progress.clear();
+    return fail(fmt::format("{}: {}", source, error));
+  }
+  if (log.records().empty() && log.malformed() == 0) {
+    progress.clear();
+    return fail(fmt::format("{}: holds no requests: it is empty", source));
+  }
+  const std::size_t total = log.records().size();
+  options.progress = [&](std::uint64_t done) {
+    progress.show(fmt::format("replayed {}%", done * 100 / total));
+  };
+  const ReplayReport report = replay(options, log);
+  progress.clear();
+  print(arguments.json ? replay_json(options, log, report)
+                       : replay_text(options, log, report, source));
+  return kOk;
+}
+
+void add_replay(CLI::App& app, int& result) {
+  auto arguments = std::make_shared<ReplayArguments>();
+  CLI::App* command = app.add_subcommand(
+      "replay",
+      "Try rules on an access log: what they would have allowed and denied, and how far several\n"
+      "regions would have gone over");
+  command
+      ->add_option("ACCESS_LOG", arguments->log,
+                   "Access log in Combined format; - is standard input")
+      ->required()
+      ->type_name("FILE");
+  command->add_option("--rules", arguments->rules, "Rules to try")->required()->type_name("FILE");
+  command->add_option("--domain", arguments->domain, "Domain of the rules, if there are several")
+      ->type_name("NAME");
+  command->add_option("--regions", arguments->options.regions, "Regions that share the traffic")
+      ->check(CLI::Range(1u, kMaxRegions))
+      ->capture_default_str();
+  command
+      ->add_option("--spread", arguments->spread,
+                   "client: each client ip stays in one region; request: round robin")
+      ->check(CLI::IsMember({"client", "request"}))
+      ->capture_default_str();
+  command
+      ->add_option("--sync-interval", arguments->sync_interval,
+                   "How often regions exchange their counts, in the log's time")
+      ->check(duration_option())
+      ->capture_default_str();
+  command->add_option("--top", arguments->options.top, "Most denied keys to show")
+      ->check(CLI::Range(0, 100000))
+      ->capture_default_str();
+  command->add_flag("--json", arguments->json, "Print JSON");
+  command->footer(
+      "Example:\n  weir replay --rules rules.yaml --regions 3 access.log\n"
+      "  zcat access.log.*.gz | weir replay --rules rules.yaml --json -");
+  command->callback([arguments, &result] { result = run_replay(*arguments); });
+}
+
+// weir validate
+
+void add_validate(CLI::App& app, int& result) {
+  auto paths = std::make_shared<std::vector<std::string>>();
+  CLI::App* command =
+      app.add_subcommand("validate", "Check rules files: ok, or every mistake with its line");
+  command->add_option("RULES", *paths, "Rules files")->required()->type_name("FILE");
+  command->footer(
+      "Exits with 0 if all is well, else with 2.\n"
+      "Example:\n  weir validate rules.yaml");
+  command->callback([paths, &result] {
+    for (const std::string& path : *paths) {
+      if (!rules_from(path)) result = kError;
+    }
+    if (result == kOk) print("ok\n");
+  });
+}
+
+// weir check, reserve and settle
+
+rpc::ClientOptions client_options(const std::string& address, Nanos timeout) {
+  rpc::ClientOptions out;
+  out.address = address;
+  out.connect_timeout = timeout;
+  out.deadline = timeout;
+  out.status_deadline = timeout;
+  return out;
+}
+
+/// What all commands that ask nodes take.
+struct NodeArguments {
+  std::vector<std::string> nodes = {"127.0.0.1:7401"};
+  std::string timeout = "2s";
+  std::string rules;
+  bool json = false;
+
+  std::string names() const { return fmt::format("{}", fmt::join(nodes, ",")); }
+  /// False after an error was printed.
+  bool options(ClientOptions& out) const {
+    out.nodes = nodes;
+    out.rules_interval = 0;
+    out.deadline = duration_of(timeout);
+    out.connection.connect_timeout = out.deadline;
+    if (rules.empty()) return true;
+    out.rules = rules_from(rules);
+    return out.rules != nullptr;
+  }
+};
+
+struct RequestArguments : NodeArguments {
+  std::vector<std::string> entries;
+  CheckItem item;
+
+  /// False after an error was printed.
+  bool read_entries() {
+    for (const std::string& entry : entries) {
+      const std::size_t equals = entry.find('=');
+      if (equals == std::string::npos || equals == 0) {
+        fail(fmt::format("expected key=value, got \"{}\"", entry));
+        return false;
+      }
+      item.entries.emplace_back(entry.substr(0, equals), entry.substr(equals + 1));
+    }
+    return true;
+  }
+};
+
+struct CheckArguments : RequestArguments {
+  std::uint64_t count = 1;
+  bool lease = false;
+};
+
+struct ReserveArguments : RequestArguments {
+  std::string hold = "1m";
+};
+
+struct SettleArguments : NodeArguments {
+  std::string ticket;
+  std::uint64_t hits = 0;
+};
+
+void add_node_options(CLI::App& command, NodeArguments& arguments) {
+  command
+      .add_option(
+          "--nodes,--address", arguments.nodes,
+          "Client ports of a region's nodes: each key has its node, and others if that is down")
+      ->type_name("IP:PORT")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->capture_default_str();
+  command.add_option("--timeout", arguments.timeout, "Longest wait for the answer")
+      ->check(duration_option())
+      ->capture_default_str();
+  command.add_flag("--json", arguments.json, "Print JSON");
+}
+
+void add_request_options(CLI::App& command, RequestArguments& arguments) {
+  command.add_option("ENTRY", arguments.entries, "The descriptor's entries")
+      ->type_name("KEY=VALUE");
+  command.add_option("--domain", arguments.item.domain, "Domain of the rules")
+      ->required()
+      ->type_name("NAME");
+  command
+      .add_option("--id", arguments.item.id,
+                  "Names the request: sent again with the same id it is not counted again")
+      ->type_name("ID");
+  command
+      .add_option("--rules", arguments.rules,
+                  "Rules whose on_failure decides if no node answers in time")
+      ->type_name("FILE");
+  add_node_options(command, arguments);
+}
+
+using Json = nlohmann::ordered_json;
+
+std::string dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
+}
+
+Json wait_json(Nanos wait) {
+  if (wait == kNever) return nullptr;
+  return static_cast<double>(wait) / static_cast<double>(kSecond);
+}
+
+const char* source_name(Source source) {
+  switch (source) {
+    case Source::node:
+      return "node";
+    case Source::lease:
+      return "lease";
+    case Source::remembered:
+      return "remembered";
+    case Source::fallback:
+      return "fallback";
+  }
+  return "unknown";
+}
+
+Json check_json(const Reply& reply) {
+  Json rules = Json::array();
+  for (const rpc::CheckStatus& status : reply.statuses) {
+    rules.push_back({{"rule", status.rule},
+                     {"allowed", status.allowed},
+                     {"limit", status.limit},
+                     {"remaining", status.remaining},
+                     {"reset_s", wait_json(status.reset)},
+                     {"retry_after_s", wait_json(status.retry_after)},
+                     {"delay_s", wait_json(status.delay)},
+                     {"shadow", status.shadow},
+                     {"degraded", status.degraded}});
+  }
+  const rpc::CheckStatus* decider = reply.decider();
+  Json out{{"allowed", reply.allowed},
+           {"repeated", reply.repeated},
+           {"delay_s", wait_json(reply.delay())},
+           {"decided_by", decider == nullptr ? Json() : Json(decider->rule)},
+           {"source", source_name(reply.source)},
+           {"degraded", reply.degraded},
+           {"rules", std::move(rules)}};
+  if (!reply.reason.empty()) out["reason"] = reply.reason;
+  if (!reply.cause.empty()) out["cause"] = reply.cause;
+  return out;
+}
+
+std::string check_text(const Reply& reply) {
+  std::string out = reply.allowed ? "allowed" : "denied";
+  if (reply.repeated) out += " before";
+  if (const rpc::CheckStatus* decider = reply.decider()) {
+    out += " by " + printable(decider->rule);
+    if (!reply.allowed) {
+      out += decider->retry_after == kNever
+                 ? std::string(": this cost can never pass")
+                 : ", retry after " + short_duration(decider->retry_after);
+    } else if (reply.delay() > 0) {
+      out += ", forward after " + short_duration(reply.delay());
+    }
+  } else if (!reply.reason.empty()) {
+    out += ": " + reply.reason;
+  } else {
+    out += ": no enforced rule matches";
+  }
+  out += '\n';
+  if (!reply.cause.empty()) out += "degraded: " + printable(reply.cause) + '\n';
+  if (reply.statuses.empty()) return out;
+  using Align = Table::Align;
+  Table table({Align::left, Align::left, Align::right, Align::right, Align::right, Align::right});
+  table.add({"rule", "says", "limit", "remaining", "reset", "retry after"});
+  for (const rpc::CheckStatus& status : reply.statuses) {
+    std::string says = status.allowed ? "allowed" : "denied";
+    if (status.shadow) says += " (shadow)";
+    if (status.degraded) says += " (not counted)";
+    table.add({status.rule, says, with_commas(status.limit), with_commas(status.remaining),
+               short_duration(status.reset),
+               status.allowed ? std::string("-") : short_duration(status.retry_after)});
+  }
+  return out + table.text();
+}
+
+/// The same request several times, one after the other.
+int run_many(const CheckArguments& arguments, Client& client) {
+  std::uint64_t allowed = 0;
+  for (std::uint64_t i = 0; i < arguments.count; ++i) {
+    const Reply reply = client.check(arguments.item);
+    if (!reply.error.empty()) {
+      return fail(fmt::format("{}: {} (request {})", arguments.names(), reply.error, i + 1));
+    }
+    allowed += reply.allowed;
+  }
+  const ClientCounters counters = client.counters();
+  if (arguments.json) {
+    print(dump({{"requests", arguments.count},
+                {"allowed", allowed},
+                {"denied", arguments.count - allowed},
+                {"calls", counters.calls},
+                {"by_lease", counters.by_lease},
+                {"degraded", counters.degraded}}));
+  } else {
+    print(fmt::format(
+        "{} of {} allowed, with {} calls to nodes{}\n", with_commas(allowed),
+        with_commas(arguments.count), with_commas(counters.calls),
+        counters.degraded > 0 ? fmt::format("; {} degraded", with_commas(counters.degraded)) : ""));
+  }
+  return allowed == arguments.count ? kOk : kDenied;
+}
+
+int run_check(CheckArguments& arguments) {
+  if (!arguments.read_entries()) return kError;
+  ClientOptions options;
+  if (!arguments.options(options)) return kError;
+  options.leases.enabled = arguments.lease;
+  Client client(std::move(options));
+  if (arguments.count > 1) return run_many(arguments, client);
+  const Reply reply = client.check(arguments.item);
+  if (!reply.error.empty()) return fail(fmt::format("{}: {}", arguments.names(), reply.error));
+  print(arguments.json ? dump(check_json(reply)) : check_text(reply));
+  return reply.allowed ? kOk : kDenied;
+}
+
+void add_check(CLI::App& app, int& result) {
+  auto arguments = std::make_shared<CheckArguments>();
+  CLI::App* command =
+      app.add_subcommand("check", "Ask a node whether a request may pass, and count it");
+  add_request_options(*command, *arguments);
+  command->add_option("--hits", arguments->item.hits, "Units to ask for; 0 asks without counting")
+      ->capture_default_str();
+  command->add_option("--count", arguments->count, "Ask so many times, one after the other")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1'000'000'000}))
+      ->capture_default_str();
+  command->add_flag("--lease", arguments->lease,
+                    "With --count: take leases, so that most requests need no call");
+  command->footer(
+      "Exits with 0 if allowed, 1 if denied, 2 on an error.\n"
+      "Example:\n  weir check --domain api api_key=k7 method=GET path=/v1/items\n"
+      "  weir check --nodes 10.0.0.1:7401,10.0.0.2:7401 --lease --count 10000 --domain api "
+      "api_key=k7");
+  command->callback([arguments, &result] { result = run_check(*arguments); });
+}
+
+int run_reserve(ReserveArguments& arguments) {
+  if (!arguments.read_entries()) return kError;
+  ClientOptions options;
+  if (!arguments.options(options)) return kError;
+  Client client(std::move(options));
+  const Reservation held = client.reserve(arguments.item, duration_of(arguments.hold));
+  const Reply& reply = held.decision;
+  if (!reply.error.empty()) return fail(fmt::format("{}: {}", arguments.names(), reply.error));
+  if (arguments.json) {
+    Json out = check_json(reply);
+    out["ticket"] = held.ticket.empty() ? Json() : Json(held.ticket);
+    print(dump(out));
+  } else {
+    print(check_text(reply));
+    if (reply.allowed) {
+      print(held.ticket.empty() ? "nothing is held\n" : "ticket " + printable(held.ticket) + "\n");
+    }
+  }
+  return reply.allowed ? kOk : kDenied;
+}
+
+void add_reserve(CLI::App& app, int& result) {
+  auto arguments = std::make_shared<ReserveArguments>();
+  CLI::App* command =
+      app.add_subcommand("reserve", "Hold an estimate, to be settled with what was really used");
+  add_request_options(*command, *arguments);
+  command->add_option("--hits", arguments->item.hits, "Units to hold")->required();
+  command->add_option("--for", arguments->hold, "Settled in full after this time")
+      ->check(duration_option())
+      ->capture_default_str();
+  command->footer(
+      "Exits with 0 if allowed, 1 if denied, 2 on an error.\n"
+      "Example:\n  weir reserve --domain llm --hits 500 user=u1");
+  command->callback([arguments, &result] { result = run_reserve(*arguments); });
+}
+
+int run_settle(SettleArguments& arguments) {
+  const std::size_t at = arguments.ticket.rfind('@');
+  if (at == std::string::npos) {
+    if (arguments.nodes.size() != 1) return fail("expected one node, or a ticket that names it");
+    arguments.ticket += "@" + arguments.nodes[0];
+  } else {
+    arguments.nodes = {arguments.ticket.substr(at + 1)};
+  }
+  ClientOptions options;
+  if (!arguments.options(options)) return kError;
+  Client client(std::move(options));
+  const rpc::SettleReply reply = client.settle(arguments.ticket, arguments.hits);
+  if (!reply.error.empty()) return fail(fmt::format("{}: {}", arguments.names(), reply.error));
+  if (arguments.json) {
+    print(dump({{"settled", reply.settled},
+                {"reserved", reply.reserved},
+                {"lapsed", reply.lapsed},
+                {"degraded", reply.degraded}}));
+  } else if (!reply.settled) {
+    print("not open: settled before, timed out, or of another boot of the node\n");
+  } else {
+    print(fmt::format("settled: {} of {} held{}{}\n", with_commas(arguments.hits),
+                      with_commas(reply.reserved),
+                      reply.lapsed ? "; some window was over, where nothing was counted" : "",
+                      reply.degraded ? "; not durable, as storage has failed" : ""));
+  }
+  return reply.settled ? kOk : kDenied;
+}
+
+void add_settle(CLI::App& app, int& result) {
+  auto arguments = std::make_shared<SettleArguments>();
+  CLI::App* command = app.add_subcommand("settle", "Settle a reservation with what was used");
+  command->add_option("TICKET", arguments->ticket, "As \"weir reserve\" printed it")->required();
+  command->add_option("--hits", arguments->hits, "Units used; 0 gives all back")->required();
+  add_node_options(*command, *arguments);
+  command->footer(
+      "Exits with 0 if it is settled, 1 if there is no such ticket, 2 on an error.\n"
+      "Example:\n  weir settle --hits 321 03cb6fcdd4c4077819dffcf7c4f17e83-1@127.0.0.1:7401");
+  command->callback([arguments, &result] { result = run_settle(*arguments); });
+}
+
+// weir status
+
+struct StatusArguments {
+  std::vector<std::string> addresses = {"127.0.0.1:7401"};
+  std::string timeout = "2s";
+  std::string interval = "1s";
+  bool watch = false;
+  bool json = false;
+};
+
+volatile std::sig_atomic_t interrupted = 0;
+
+/// One answer per client. They are asked at the same time: a dead one costs its timeout once.
+std::vector<NodeAnswer> ask(const std::vector<std::string>& addresses,
+                            std::vector<std::unique_ptr<rpc::Client>>& clients) {
+  std::vector<NodeAnswer> answers(clients.size());
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < clients.size(); ++i) {
+    threads.emplace_back([&, i] {
+      answers[i].address = addresses[i];
+      answers[i].json = clients[i]->status(&answers[i].error);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return answers;
+}
+
+void sleep_unless_interrupted(Nanos length) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(length);
+  while (interrupted == 0 && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::min<std::chrono::steady_clock::duration>(
+        std::chrono::milliseconds(50), end - std::chrono::steady_clock::now()));
+  }
+}
+
+int run_status(const StatusArguments& arguments) {
+  std::vector<std::unique_ptr<rpc::Client>> clients;
+  for (const std::string& address : arguments.addresses) {
+    clients.push_back(
+        std::make_unique<rpc::Client>(client_options(address, duration_of(arguments.timeout))));
+  }
+  if (arguments.watch) {
+    std::signal(SIGINT, [](int) { interrupted = 1; });
+    std::signal(SIGTERM, [](int) { interrupted = 1; });
+  }
+  const bool terminal = isatty(STDOUT_FILENO) != 0;
+  bool complete = true;
+  do {
+    const std::vector<NodeAnswer> answers = ask(arguments.addresses, clients);
+    complete = std::all_of(answers.begin(), answers.end(),
+                           [](const NodeAnswer& answer) { return !answer.json.empty(); });
+    const std::string text = arguments.json ? status_json(answers) : status_text(answers);
+    // Home and clear what follows: without the flicker of clearing first.
+    if (arguments.watch && !arguments.json) print(terminal ? "\x1b[H\x1b[J" : "");
+    print(text);
+    if (arguments.watch && !arguments.json && !terminal) print("\n");
+    std::fflush(stdout);
+    if (arguments.watch) sleep_unless_interrupted(duration_of(arguments.interval));
+  } while (arguments.watch && interrupted == 0 && std::ferror(stdout) == 0);
+  return complete ? kOk : kError;
+}
+
+void add_status(CLI::App& app, int& result) {
+  auto arguments = std::make_shared<StatusArguments>();
+  CLI::App* command =
+      app.add_subcommand("status", "Show what nodes have decided and how they are connected");
+  command
+      ->add_option("--address", arguments->addresses,
+                   "A node's client port; repeat it for several nodes")
+      ->type_name("IP:PORT")
+      ->capture_default_str();
+  command->add_flag("--watch", arguments->watch, "Again and again, until interrupted");
+  command->add_option("--interval", arguments->interval, "Time between two looks with --watch")
+      ->check(duration_option())
+      ->capture_default_str();
+  command->add_option("--timeout", arguments->timeout, "Longest wait for a node")
+      ->check(duration_option())
+      ->capture_default_str();
+  command->add_flag("--json", arguments->json, "Print JSON, one line each time");
+  command->footer(
+      "Exits with 2 if a node did not answer.\n"
+      "Example:\n  weir status --address 10.0.0.1:7401 --address 10.0.1.1:7401 --watch");
+  command->callback([arguments, &result] { result = run_status(*arguments); });
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"Quotas that hold across regions: try rules, ask nodes.", "weir"};
+  app.set_version_flag("--version", std::string(kVersion));
+  app.require_subcommand(1);
+  app.footer("\"weir COMMAND --help\" explains a command.\nExample:\n  weir validate rules.yaml");
+  int result = kOk;
+  add_replay(app, result);
+  add_check(app, result);
+  add_reserve(app, result);
+  add_settle(app, result);
+  add_status(app, result);
+  add_validate(app, result);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kOk : kError;
+  }
+  // Output that did not reach its file (a full disk, a closed pipe) is no success.
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    return fail(std::string("standard output: ") + std::strerror(errno));
+  }
+  return result;
+}
+
+}  // namespace
+}  // namespace weir::node
+
+int main(int argc, char** argv) {
+  try {
+    return weir::node::run(argc, argv);
+  } catch (const std::exception& error) {
+    return weir::node::fail(error.what());
+  }
+}

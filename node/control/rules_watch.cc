@@ -1,0 +1,138 @@
+#include <weir/node/control/rules_watch.h>
+
+#include <sys/stat.h>
+
+#include <array>
+#include <filesystem>
+#include <utility>
+
+namespace weir::node {
+namespace {
+
+/// What a change of the file changes.
+using Look = std::array<std::int64_t, 6>;
+
+Look look_at(const std::string& path) {
+  struct stat file {};
+  if (::stat(path.c_str(), &file) != 0) return {};
+  return {static_cast<std::int64_t>(file.st_dev),
+          static_cast<std::int64_t>(file.st_ino),
+          static_cast<std::int64_t>(file.st_size),
+          static_cast<std::int64_t>(file.st_mtim.tv_sec),
+          static_cast<std::int64_t>(file.st_mtim.tv_nsec),
+          static_cast<std::int64_t>(file.st_ctim.tv_nsec)};
+}
+
+}  // namespace
+
+struct RulesWatch::Impl {
+  struct Work {
+    uv_work_t request{};
+    Impl* owner = nullptr;
+    std::string path;
+    LoadedRules loaded;
+  };
+
+  std::string path;
+  RulesWatchOptions options;
+  Read read;
+  uv_loop_t* loop;
+  uv_fs_event_t events{};
+  uv_timer_t settle{};
+  uv_timer_t poll{};
+  Look seen;           // before it was read last
+  bool busy = false;   // reading
+  bool again = false;  // and to be read once more
+  bool closing = false;
+  int open = 0;  // handles and reads that refer to this
+
+  Impl(uv_loop_t* uv, std::string file, RulesWatchOptions given, Read told)
+      : path(std::move(file)), options(given), read(std::move(told)), loop(uv) {
+    seen = look_at(path);
+    uv_timer_init(loop, &settle);
+    uv_timer_init(loop, &poll);
+    uv_fs_event_init(loop, &events);
+    open = 3;
+    settle.data = poll.data = events.data = this;
+    std::filesystem::path folder = std::filesystem::path(path).parent_path();
+    // Where events cannot be had the poll does alone.
+    uv_fs_event_start(
+        &events,
+        [](uv_fs_event_t* handle, const char*, int, int) { self(handle)->wait_until_settled(); },
+        folder.empty() ? "." : folder.c_str(), 0);
+    uv_timer_start(
+        &poll, [](uv_timer_t* handle) { self(handle)->look(); }, options.poll_ms, options.poll_ms);
+  }
+
+  template <typename Handle>
+  static Impl* self(Handle* handle) {
+    return static_cast<Impl*>(handle->data);
+  }
+
+  void wait_until_settled() {
+    uv_timer_start(
+        &settle, [](uv_timer_t* handle) { self(handle)->look(); }, options.settle_ms, 0);
+  }
+
+  void look() {
+    if (look_at(path) != seen) start_reading();
+  }
+
+  void start_reading() {
+    if (busy) {
+      again = true;
+      return;
+    }
+    busy = true;
+    seen = look_at(path);
+    auto work = std::make_unique<Work>();
+    work->owner = this;
+    work->path = path;
+    work->request.data = work.get();
+    ++open;
+    uv_queue_work(
+        loop, &work.release()->request,
+        [](uv_work_t* request) {
+          auto* mine = static_cast<Work*>(request->data);
+          mine->loaded = load_rules(mine->path);
+        },
+        [](uv_work_t* request, int) {
+          std::unique_ptr<Work> mine(static_cast<Work*>(request->data));
+          mine->owner->have_read(std::move(mine->loaded));
+        });
+  }
+
+  void have_read(LoadedRules loaded) {
+    busy = false;
+    if (!closing) {
+      read(std::move(loaded));
+      if (std::exchange(again, false)) start_reading();
+    }
+    let_go();
+  }
+
+  void close() {
+    closing = true;
+    auto gone = [](uv_handle_t* handle) { static_cast<Impl*>(handle->data)->let_go(); };
+    uv_close(reinterpret_cast<uv_handle_t*>(&settle), gone);
+    uv_close(reinterpret_cast<uv_handle_t*>(&poll), gone);
+    uv_close(reinterpret_cast<uv_handle_t*>(&events), gone);
+  }
+
+  void let_go() {
+    if (--open == 0) delete this;
+  }
+};
+
+RulesWatch::RulesWatch(uv_loop_t* loop, std::string path, RulesWatchOptions options, Read read)
+    : impl_(new Impl(loop, std::move(path), options, std::move(read))) {}
+
+RulesWatch::~RulesWatch() {
+  impl_->close();
+}
+
+void RulesWatch::reread() {
+  impl_->start_reading();
+}
+
+}  // namespace weir::node

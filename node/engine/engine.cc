@@ -1,0 +1,390 @@
+#include <weir/node/engine/engine.h>
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+#include <weir/limits/algorithms/window.h>
+
+namespace weir::node {
+namespace {
+
+constexpr std::size_t kDrainBatch = 2048;
+/// Reservations that have timed out, settled in one pump.
+constexpr std::size_t kSettleBatch = 1024;
+
+std::shared_ptr<const crdt::ShareTable> share_table(const EngineOptions& options) {
+  std::vector<crdt::Shareholder> holders = options.shareholders;
+  if (holders.empty()) {
+    holders.push_back({options.replica.self, {{}}});
+    for (const crdt::Member& peer : options.replica.peers) holders.push_back({peer, {{}}});
+  }
+  return std::make_shared<const crdt::ShareTable>(std::move(holders));
+}
+
+}  // namespace
+
+Engine::Engine(EngineOptions options, storage::Store* store, EngineEvents events)
+    : options_(std::move(options)),
+      store_(store),
+      events_(std::move(events)),
+      over_admission_(options_.replica.peers.size()) {}
+
+Engine::~Engine() = default;
+
+bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& error) {
+  wall_ = wall;
+  crdt::Incarnation fresh = options_.fresh_incarnation();
+  store_events.failed = [this, tell = std::move(store_events.failed)](const std::string& reason) {
+    store_broke_ = true;
+    if (tell) tell(reason);
+  };
+  store_events.reserved = [this, tell = std::move(store_events.reserved)](Nanos ceiling) {
+    ceiling_ = ceiling;
+    if (tell) tell(ceiling);
+  };
+  storage::Recovered recovered;
+  if (store_ != nullptr) {
+    if (!store_->open(fresh, wall, std::move(store_events), recovered, error)) return false;
+    durable_ = true;
+    ceiling_ = reserved_ = std::max(recovered.time_floor, wall);
+    reserve_time(wall);
+  }
+  time_ = recovered.time_floor;
+  Nanos now = clock(wall);
+  options_.replica.incarnation = fresh;
+  boot_ = crdt::to_string(fresh);
+  replica_ = std::make_unique<crdt::Replica>(options_.replica, store_ == nullptr);
+  LimiterOptions limiter;
+  limiter.hash_key = options_.hash_key;
+  limiter.max_series = options_.max_series;
+  limiter.populate = options_.populate;
+  limiter.max_request_ids = options_.max_request_ids;
+  limiter.request_id_ttl = options_.request_id_ttl;
+  limiter.max_tickets = options_.max_tickets;
+  limiter.replicated = true;
+  limiter.incarnation = fresh;
+  limiter.shares = share_table(options_);
+  limiter.self = options_.replica.self;
+  limiter_ = std::make_unique<Limiter>(options_.rules, limiter);
+  EscrowAgentOptions escrow;
+  escrow.shares = limiter.shares;
+  escrow.claim_interval = options_.replica.anti_entropy_interval / 5;
+  escrow.quiet = options_.replica.anti_entropy_interval * 6 / 5;
+  escrow_ = std::make_unique<EscrowAgent>(std::move(escrow), *replica_, *limiter_);
+  replica_->restore(recovered.state, now);
+  escrow_->begin(store_ != nullptr, recovered.time_floor, now);
+  dispatch();
+  return true;
+}
+
+std::size_t Engine::hand_over(Nanos wall) {
+  Nanos now = clock(wall);
+  limiter_->settle_all(now);
+  escrow_->hand_over(now);
+  std::size_t windows = 0;
+  for (std::size_t each : escrow_->handed_over()) windows += each;
+  if (windows > 0) pump(wall);
+  return windows;
+}
+
+bool Engine::handed_over() {
+  if (heirs_ != escrow_->handed_over()) {
+    heirs_ = escrow_->handed_over();
+    handed_over_write_ = last_write_;
+    handed_over_stamp_ = 0;
+  }
+  if (durable_ && persisted_ < handed_over_write_) return false;
+  const std::vector<crdt::PeerStatus> peers = replica_->peers();
+  for (crdt::PeerIndex i = 0; i < peers.size(); ++i) {
+    // What is durable has its stamp.
+    if (handed_over_stamp_ == 0) handed_over_stamp_ = peers[i].acked + peers[i].unacked;
+    if (heirs_[i] > 0 && peers[i].incarnation && peers[i].acked < handed_over_stamp_) return false;
+  }
+  return true;
+}
+
+void Engine::stop(Nanos wall) {
+  Nanos now = clock(wall);
+  limiter_->settle_all(now);
+  if (store_ == nullptr || !durable_) return;
+  while (!drain(now)) {
+    // It stops after a batch when the disk is behind; close() waits for the disk.
+  }
+  dispatch();
+  store_->close(now);
+  // It committed everything queued, or the store has failed, of which the driver may not have
+  // heard.
+  if (!store_broke_) persisted_ = last_write_;
+  answer_waiters(store_broke_);
+}
+
+Nanos Engine::clock(Nanos wall) {
+  wall = std::min(wall, ceiling_.load(std::memory_order_relaxed));
+  Nanos seen = time_.load(std::memory_order_relaxed);
+  while (wall > seen) {
+    if (time_.compare_exchange_weak(seen, wall, std::memory_order_relaxed)) return wall;
+  }
+  return seen;
+}
+
+/// By the wall clock, not by a clock that stands still: or every crash would put it further ahead.
+void Engine::reserve_time(Nanos wall) {
+  if (!durable_ || wall + options_.time_ahead / 2 <= reserved_) return;
+  reserved_ = wall + options_.time_ahead;
+  store_->reserve_time(reserved_);
+}
+
+void Engine::check(const Request& request, Nanos wall, Decision& out) {
+  limiter_->check(request, clock(wall), out);
+}
+
+Ticket Engine::reserve(const Request& request, Nanos wall, Nanos timeout, Decision& out) {
+  return limiter_->reserve(request, clock(wall), timeout, out);
+}
+
+Settled Engine::settle(Ticket ticket, std::uint64_t actual, Nanos wall) {
+  return limiter_->settle(ticket, actual, clock(wall));
+}
+
+void Engine::reload(std::shared_ptr<const RuleSet> rules) {
+  options_.rules = rules;
+  limiter_->reload(std::move(rules));
+  escrow_->rules_changed();
+}
+
+Lease Engine::lease(const Request& request, const LeaseTerms& terms, Nanos wall, Decision& out) {
+  return grant_lease(*limiter_, request, terms, clock(wall), wall, out);
+}
+
+std::string Engine::ticket_name(Ticket ticket) const {
+  return ticket ? boot_ + "-" + std::to_string(ticket.number) : std::string();
+}
+
+Ticket Engine::ticket_named(std::string_view name) const {
+  Ticket ticket;
+  if (!name.starts_with(boot_)) return ticket;
+  name.remove_prefix(boot_.size());
+  if (!name.starts_with('-')) return ticket;
+  const char* end = name.data() + name.size();
+  auto [stop, error] = std::from_chars(name.data() + 1, end, ticket.number);
+  if (error != std::errc() || stop != end) ticket.number = 0;
+  return ticket;
+}
+
+void Engine::when_durable(std::function<void(bool)> done, std::size_t requests) {
+  if (!durable_) {
+    done(false);
+    return;
+  }
+  waiters_.push_back({generation_, std::move(done), requests, wall_});
+  waiting_ += requests;
+}
+
+std::string Engine::shed(const Request& request, Nanos wall) {
+  if (waiters_.empty()) return {};
+  const Nanos waited = wall - waiters_.front().since;
+  std::string why;
+  if (waiting_ >= options_.max_waiting) {
+    why = std::to_string(waiting_) + " requests wait for the disk";
+  } else if (waited >= options_.max_commit_wait) {
+    why = "the disk has committed nothing for " + std::to_string(waited / kMillisecond) + " ms";
+  } else {
+    return {};
+  }
+  const std::shared_ptr<const RuleSet> rules = limiter_->rules();
+  std::vector<std::uint32_t> matched;
+  rules->match(request, matched);
+  const bool waits = std::any_of(matched.begin(), matched.end(), [&](std::uint32_t index) {
+    const Rule& rule = rules->rules()[index];
+    return rule.durability == Durability::commit || escrow_->scarce(rule);
+  });
+  if (!waits) return {};
+  ++shed_;
+  return "unavailable: shedding: " + why;
+}
+
+void Engine::pump(Nanos wall) {
+  wall_ = wall;
+  Nanos now = clock(wall);
+  reserve_time(wall);
+  if (renewing_ && (!durable_ || persisted_ >= last_write_)) renew(now);
+  limiter_->settle_due(now, kSettleBatch);
+  holding_ = durable_ && (renewing_ || store_->backlog() >= options_.max_backlog);
+  bool sweep = now >= next_sweep_ && !holding_;
+  Nanos floor = now - options_.replica.max_skew;
+  if (sweep) {
+    limiter_->sweep(floor);
+    over_admission_.sweep();
+    next_sweep_ = now + options_.sweep_interval;
+  }
+  escrow_->pump(now);
+  // The limiter has forgotten first, and what it still knows is drained: see retire_buckets().
+  if (!holding_ && drain(now) && sweep) {
+    replica_->retire_buckets(floor);
+    if (durable_) store_->expire(floor);
+  }
+  replica_->tick(now);
+  dispatch();
+  handle_alarms(now);
+  answer_waiters(false);
+}
+
+/// True if everything that was waiting has been handed over.
+bool Engine::drain(Nanos now) {
+  for (bool more = true; more;) {
+    counts_.clear();
+    more = limiter_->drain(counts_, kDrainBatch);
+    if (!counts_.empty()) {
+      last_write_ = std::max(last_write_, replica_->count(counts_, now));
+      dispatch();
+    }
+    if (more && durable_ && store_->backlog() >= options_.max_backlog) return false;
+  }
+  if (!waiters_.empty() && waiters_.back().generation == generation_) {
+    drained_.push_back({generation_, last_write_});
+    ++generation_;
+  }
+  return true;
+}
+
+void Engine::dispatch() {
+  crdt::Outbox out = replica_->take();
+  for (crdt::Write& write : out.writes) {
+    last_write_ = std::max(last_write_, write.id);
+    store_->append(std::move(write));
+  }
+  for (const crdt::CellId& id : out.begun_anew) {
+    if (const crdt::Cell* cell = replica_->find(id)) limiter_->begin_anew(*cell);
+  }
+  for (const crdt::OwnCount& count : out.durable) escrow_->told_durable(count);
+  for (const crdt::CellId& id : out.changed) {
+    if (escrow_->changed(id)) continue;
+    const crdt::Cell* cell = replica_->find(id);
+    Growth growth;
+    if (cell == nullptr) continue;
+    if (!limiter_->absorb(*cell, growth)) ++unabsorbed_;
+    over_admission_.grew(growth.rule, growth.units);
+  }
+  for (const crdt::Envelope& envelope : out.messages) events_.send(envelope.to, envelope.message);
+  for (const crdt::Envelope& envelope : escrow_->take()) {
+    events_.send(envelope.to, envelope.message);
+  }
+}
+
+void Engine::handle_alarms(Nanos now) {
+  std::vector<crdt::Alarm> alarms = replica_->take_alarms();
+  bool tainted = escrow_->tainted() && !renewing_;
+  if (tainted) events_.log("stale_disk", "a peer knows more of this member than its disk held");
+  if (alarms.empty() && !tainted) return;
+  for (crdt::Alarm alarm : alarms) {
+    events_.log("identity_alarm", alarm == crdt::Alarm::own_slot_ahead
+                                      ? "a peer holds a higher value of this incarnation's slot"
+                                      : "another live node uses the same incarnation");
+  }
+  // What was written under the old incarnation must be durable before the rest moves to a new one,
+  // or a restart would count it under both.
+  renewing_ = true;
+  if (!durable_ || persisted_ >= last_write_) renew(now);
+}
+
+void Engine::renew(Nanos now) {
+  renewing_ = false;
+  crdt::Incarnation fresh = options_.fresh_incarnation();
+  std::string error;
+  if (durable_ && !store_->adopt(fresh, now, error)) {
+    store_failed(error, now);
+    return;
+  }
+  reincarnate(fresh, !durable_, now);
+}
+
+void Engine::reincarnate(const crdt::Incarnation& fresh, bool memory_only, Nanos now) {
+  ++reincarnations_;
+  replica_->reincarnate(fresh, memory_only);
+  limiter_->rebase(fresh, [this](const crdt::CellId& id, const crdt::SlotId& slot) {
+    const crdt::Cell* cell = replica_->find(id);
+    return cell == nullptr ? std::uint64_t{0} : cell->value_of(slot);
+  });
+  escrow_->begin_anew(store_ != nullptr && !durable_, now);
+  events_.reincarnated(fresh);
+}
+
+void Engine::committed(crdt::WriteId upto, Nanos wall) {
+  if (!durable_) return;
+  persisted_ = std::max(persisted_, upto);
+  replica_->persisted(upto, clock(wall));
+  dispatch();
+  answer_waiters(false);
+}
+
+void Engine::store_failed(const std::string& reason, Nanos wall) {
+  if (!durable_.exchange(false)) return;
+  Nanos now = clock(wall);
+  failure_ = reason;
+  ceiling_ = kNever;
+  holding_ = false;
+  renewing_ = false;
+  events_.log("storage_failed", reason);
+  reincarnate(options_.fresh_incarnation(), true, now);
+  answer_waiters(true);
+}
+
+void Engine::answer_waiters(bool failed) {
+  while (!drained_.empty() && drained_.front().write <= persisted_) {
+    durable_generation_ = drained_.front().generation;
+    drained_.pop_front();
+  }
+  while (!waiters_.empty() && (failed || waiters_.front().generation <= durable_generation_)) {
+    auto done = std::move(waiters_.front().done);
+    bool durable = waiters_.front().generation <= durable_generation_;
+    waiting_ -= waiters_.front().requests;
+    waiters_.pop_front();
+    done(durable);
+  }
+}
+
+void Engine::peer_up(crdt::PeerIndex peer, const crdt::Incarnation& incarnation, Nanos wall) {
+  Nanos now = clock(wall);
+  replica_->peer_up(peer, incarnation, now);
+  replica_->tick(now);
+  dispatch();
+  handle_alarms(now);
+}
+
+void Engine::peer_down(crdt::PeerIndex peer) {
+  replica_->peer_down(peer);
+}
+
+void Engine::receive(crdt::PeerIndex peer, const crdt::Incarnation& from,
+                     const crdt::Message& message, Nanos wall) {
+  Nanos now = clock(wall);
+  escrow_->heard(peer, from, now);
+  escrow_->receive(peer, from, message, now);
+  replica_->receive(peer, from, message, now);
+  over_admission_.heard(peer, now);
+  dispatch();
+  over_admission_.done();
+  handle_alarms(now);
+}
+
+EscrowWindow Engine::escrow_window(std::uint32_t rule, const Request& request, Nanos wall) {
+  const Rule& of = options_.rules->rules()[rule];
+  const Nanos now = clock(wall);
+  EscrowWindow window;
+  window.cell.series = limiter_->series_of(rule, request);
+  WindowShape shape = window_shape(of, window.cell.series);
+  window.cell.epoch = shape.epoch(shape.index(now));
+  window.cost = mul_saturated(of.cost_of(request), request.hits);
+  return window;
+}
+
+std::uint64_t Engine::over_admission(std::uint32_t rule, Nanos wall) {
+  return over_admission_.worst_case(limiter_->rule_identity(rule), clock(wall));
+}
+
+EngineStatus Engine::status() const {
+  return {durable_, failure_, holding_, unabsorbed_, reincarnations_, waiting_, shed_};
+}
+
+}  // namespace weir::node

@@ -1,0 +1,206 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <weir/crdt/escrow.h>
+#include <weir/crdt/replica.h>
+#include <weir/limits/escrow/escrow_agent.h>
+#include <weir/limits/lease.h>
+#include <weir/limits/limiter.h>
+#include <weir/node/engine/over_admission.h>
+#include <weir/storage/store.h>
+
+namespace weir::node {
+
+struct EngineOptions {
+  crdt::ReplicaOptions replica;  ///< `incarnation` is ignored: the engine takes a fresh one
+  std::shared_ptr<const RuleSet> rules;
+  HashKey hash_key{};
+  /// Who shares the limits of escrow rules. Empty: this node and its peers, alike.
+  std::vector<crdt::Shareholder> shareholders;
+  std::size_t max_series = 1u << 20;
+  bool populate = false;                   ///< as in LimiterOptions
+  std::size_t max_request_ids = 1u << 16;  ///< the same
+  Nanos request_id_ttl = kMinute;
+  std::size_t max_tickets = 1u << 16;
+  Nanos sweep_interval = kSecond;
+  /// How far ahead of now the time ceiling is kept on disk. After a crash the clock resumes there,
+  /// so it may stand still for this long; it also stands still while the disk makes no ceiling
+  /// durable for longer than half of this.
+  Nanos time_ahead = kSecond;
+  /// Uncommitted writes at which the engine stops handing over more: the limiter keeps the totals,
+  /// so a disk that is slow costs no memory.
+  std::uint64_t max_backlog = 64;
+  /// Requests that wait for a commit at once, and for how long the first of them may: beyond either
+  /// further ones are to be turned away, see shed().
+  std::size_t max_waiting = 100'000;
+  Nanos max_commit_wait = kSecond;
+  /// Makes an id that was never used before. Called at start and after a tripwire.
+  std::function<crdt::Incarnation()> fresh_incarnation;
+};
+
+/// What the engine tells its driver. Called on the driver's thread, never re-entrantly from
+/// check().
+struct EngineEvents {
+  std::function<void(crdt::PeerIndex, const crdt::Message&)> send;
+  /// The node goes on under another incarnation: sessions must be made anew.
+  std::function<void(const crdt::Incarnation&)> reincarnated;
+  std::function<void(const std::string& event, const std::string& detail)> log;
+};
+
+/// Escrow: the window and the cost that a request has in a rule.
+struct EscrowWindow {
+  crdt::CellId cell;
+  std::uint64_t cost = 0;
+};
+
+struct EngineStatus {
+  bool durable = false;          ///< a store is open and has not failed
+  std::string storage_failure;   ///< why it has
+  bool holding = false;          ///< waiting for a slow disk
+  std::uint64_t unabsorbed = 0;  ///< cells from peers that found no memory in the limiter
+  std::uint64_t reincarnations = 0;
+  std::size_t waiting = 0;  ///< requests that wait for a commit
+  std::uint64_t shed = 0;   ///< requests turned away, as the disk is too slow for them
+};
+
+/// Limiter, replica and store as one node, without sockets, threads or a clock: the daemon drives
+/// it from libuv, the simulator from a seed. One thread drives it; check(), reserve(), settle() and
+/// clock() may be called from any thread at any time.
+///
+/// A count's way: check() -> limiter; pump() -> replica and store; committed() -> visible to peers.
+/// A peer's count: receive() -> replica and limiter at once, store; committed() -> acknowledged.
+class Engine {
+ public:
+  /// `store` null: memory only. It must outlive the engine.
+  Engine(EngineOptions options, storage::Store* store, EngineEvents events);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Opens the store under a fresh incarnation and takes in what it holds. `store_events` go to the
+  /// store as they are: the driver brings them back to its thread and calls committed() and
+  /// store_failed(). Returns false and why.
+  bool start(Nanos wall, storage::StoreEvents store_events, std::string& error);
+  /// Before a clean stop, while sessions last: settles in full all that is open, and transfers
+  /// rights of escrow rules that are left here (EscrowAgent::hand_over). Nothing may be decided
+  /// after it; pump until handed_over() or out of patience. Returns how many windows' rights.
+  std::size_t hand_over(Nanos wall);
+  /// Those who got them have them, durably, or are gone.
+  bool handed_over();
+  /// Hands over everything, commits it and closes the store. Nothing may be called after it.
+  void stop(Nanos wall);
+
+  /// The node's time: max(wall, all earlier results), also across a restart, and never past the
+  /// ceiling that is on disk.
+  Nanos clock(Nanos wall);
+
+  /// Decides. If the decision wants_commit the answer must wait: see when_durable().
+  void check(const Request& request, Nanos wall, Decision& out);
+  /// Limiter::reserve and settle. pump() settles what has timed out, and stop() all that is open; a
+  /// crash loses what is held, since only memory knew of it. A settlement that wants_commit waits
+  /// as a decision does.
+  Ticket reserve(const Request& request, Nanos wall, Nanos timeout, Decision& out);
+  Settled settle(Ticket ticket, std::uint64_t actual, Nanos wall);
+  /// grant_lease(): a decision, and perhaps hits that the asker may spend. Waits as a decision
+  /// does.
+  Lease lease(const Request& request, const LeaseTerms& terms, Nanos wall, Decision& out);
+  /// A ticket's name in the cluster: the boot that gave it out and its number. Empty for no ticket.
+  std::string ticket_name(Ticket ticket) const;
+  /// The other way round. No ticket if the name is another boot's, or none.
+  Ticket ticket_named(std::string_view name) const;
+  /// Limiter::reload. Driver's thread.
+  void reload(std::shared_ptr<const RuleSet> rules);
+  /// Calls back, from a later pump() or committed(), once everything decided before this call is
+  /// durable (true) or can no longer become so (false). `requests` of them wait. Driver's thread.
+  void when_durable(std::function<void(bool durable)> done, std::size_t requests = 1);
+  /// Why this request should not be decided now: it may have to wait for the disk, and too many do
+  /// already, or for too long. Empty: decide it. A slow disk so costs no memory, nor others their
+  /// time. Driver's thread.
+  std::string shed(const Request& request, Nanos wall);
+  bool has_waiters() const { return !waiters_.empty(); }
+
+  /// Moves counts along and does what is due. Call every few milliseconds.
+  void pump(Nanos wall);
+  void committed(crdt::WriteId upto, Nanos wall);
+  void store_failed(const std::string& reason, Nanos wall);
+  void peer_up(crdt::PeerIndex peer, const crdt::Incarnation& incarnation, Nanos wall);
+  void peer_down(crdt::PeerIndex peer);
+  void receive(crdt::PeerIndex peer, const crdt::Incarnation& from, const crdt::Message& message,
+               Nanos wall);
+  /// False: the disk is behind, the driver should let peers wait.
+  bool ready_for_more() const { return !holding_; }
+
+  Limiter& limiter() { return *limiter_; }
+  const crdt::Replica& replica() const { return *replica_; }
+  const EscrowAgent& escrow() const { return *escrow_; }
+  /// `rule` is an escrow rule that the request meets (an index into the rules in force). Driver's
+  /// thread.
+  EscrowWindow escrow_window(std::uint32_t rule, const Request& request, Nanos wall);
+  EngineStatus status() const;
+  /// By how many units `rule` (an index into the rules in force) may be over its limit at most: see
+  /// OverAdmission. Driver's thread.
+  std::uint64_t over_admission(std::uint32_t rule, Nanos wall);
+
+ private:
+  struct Waiter {
+    std::uint64_t generation = 0;
+    std::function<void(bool)> done;
+    std::size_t requests = 1;
+    Nanos since = 0;  // wall clock
+  };
+  struct Drained {
+    std::uint64_t generation = 0;
+    crdt::WriteId write = 0;
+  };
+
+  void reserve_time(Nanos wall);
+  bool drain(Nanos now);
+  void dispatch();
+  void handle_alarms(Nanos now);
+  void renew(Nanos now);
+  void reincarnate(const crdt::Incarnation& fresh, bool memory_only, Nanos now);
+  void answer_waiters(bool failed);
+
+  EngineOptions options_;
+  storage::Store* store_;
+  EngineEvents events_;
+  std::unique_ptr<Limiter> limiter_;
+  std::unique_ptr<crdt::Replica> replica_;
+  std::unique_ptr<EscrowAgent> escrow_;
+  std::string boot_;  // in names of tickets; stays when the incarnation changes
+  std::atomic<Nanos> time_{0};
+  std::atomic<Nanos> ceiling_{kNever};  // durable; raised by the store's thread
+  std::atomic<bool> durable_{false};
+  std::atomic<bool> store_broke_{false};  // known to the store's thread before the driver's
+  Nanos reserved_ = 0;
+  Nanos next_sweep_ = 0;
+  std::uint64_t generation_ = 1;  // of drains: what is decided now is in the one that ends next
+  crdt::WriteId last_write_ = 0;
+  crdt::WriteId persisted_ = 0;
+  std::deque<Drained> drained_;
+  std::uint64_t durable_generation_ = 0;
+  std::deque<Waiter> waiters_;
+  std::size_t waiting_ = 0;  // requests of waiters
+  std::uint64_t shed_ = 0;
+  Nanos wall_ = 0;  // when the driver last said it: the engine's own clock stands with the disk
+  std::vector<crdt::OwnCount> counts_;
+  OverAdmission over_admission_;
+  std::vector<std::size_t> heirs_;       // EscrowAgent::handed_over, as it was last
+  crdt::WriteId handed_over_write_ = 0;  // with that
+  std::uint64_t handed_over_stamp_ = 0;  // up to here they have to acknowledge; 0: not known
+  bool holding_ = false;
+  bool renewing_ = false;  // a tripwire asked for a new incarnation; writes are still on their way
+  std::string failure_;
+  std::uint64_t unabsorbed_ = 0;
+  std::uint64_t reincarnations_ = 0;
+};
+
+}  // namespace weir::node

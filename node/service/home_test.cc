@@ -1,0 +1,262 @@
+#include <weir/node/service/home.h>
+
+#include <gtest/gtest.h>
+
+#include <weir/limits/rendezvous.h>
+#include <weir/limits/test_util.h>
+#include <weir/node/service/home_test_util.h>
+
+namespace weir::node {
+namespace {
+
+using weir::test::set;
+
+using test::HomeCluster;
+using Fault = HomeCluster::Fault;
+
+constexpr Nanos kNow = 400'000 * kHour;
+
+Rule rule(std::string name, std::uint64_t limit, Enforcement enforcement,
+          OnFailure on_failure = OnFailure::closed, std::vector<std::string> key = {"key"}) {
+  Rule out = weir::test::rule(std::move(name), limit);
+  out.key = std::move(key);
+  out.window = kHour;
+  out.enforcement = enforcement;
+  out.on_failure = on_failure;
+  return out;
+}
+
+std::vector<crdt::Member> members() {
+  return {{"ap", "ap-1"}, {"eu", "eu-1"}, {"eu", "eu-2"}, {"us", "us-1"}};
+}
+
+rpc::CheckItem item(const std::string& key, std::uint64_t hits = 1, const std::string& id = "") {
+  return {"api", {{"key", key}, {"user", "u" + key}}, hits, id};
+}
+
+/// The node that counts the key in `rule`, once asked.
+std::size_t home_of(HomeCluster& cluster, std::uint32_t rule_index, const rpc::CheckItem& asked) {
+  for (std::size_t i = 0; i < cluster.size(); ++i) {
+    if (cluster.used(i, rule_index, asked) > 0) return i;
+  }
+  return cluster.size();
+}
+
+TEST(HomeMap, AllNodesAgreeAndWeightsAreShares) {
+  std::vector<crdt::Member> all = members();
+  std::vector<crdt::Member> turned = {all[3], all[2], all[0], all[1]};
+  HomeMap one(all, {{"us", 2}});
+  HomeMap other(turned, {{"us", 2}});
+  std::map<std::string, int> regions;
+  for (std::uint64_t i = 0; i < 8000; ++i) {
+    const std::uint64_t key = stable_hash(std::to_string(i));
+    auto order = one.order(key);
+    auto same = other.order(key);
+    ASSERT_EQ(order.size(), same.size());
+    for (std::size_t k = 0; k < order.size(); ++k) EXPECT_EQ(all[order[k]], turned[same[k]]);
+    for (std::size_t member : order) EXPECT_EQ(all[member].region, all[order[0]].region);
+    ++regions[all[order[0]].region];
+  }
+  EXPECT_NEAR(regions["ap"], 2000, 150);
+  EXPECT_NEAR(regions["eu"], 2000, 150);
+  EXPECT_NEAR(regions["us"], 4000, 200);
+  EXPECT_TRUE(HomeMap(all, {{"us", 0}, {"eu", 0}, {"ap", 0}}).order(1).empty());
+}
+
+TEST(HomeMap, RulesOfOneKeyHaveOneHome) {
+  std::vector<Entry> entries{{"key", "k"}, {"user", "u"}};
+  Request request;
+  request.domain = "api";
+  request.descriptor = entries;
+  auto key = [&](std::vector<std::string> names) {
+    return HomeMap::key_of(rule("r" + std::to_string(names.size()), 1, Enforcement::home,
+                                OnFailure::closed, std::move(names)),
+                           request);
+  };
+  EXPECT_EQ(key({"key"}), HomeMap::key_of(rule("other", 7, Enforcement::home), request));
+  EXPECT_NE(key({"key"}), key({"user"}));
+  EXPECT_NE(key({"key"}), key({"key", "user"}));
+  EXPECT_NE(key({"user", "key"}), key({"key", "user"}));
+}
+
+TEST(HomeDesk, OneNodeCountsAKeyWhoeverIsAsked) {
+  HomeCluster cluster(members(), set({rule("r", 10, Enforcement::home)}), {}, kNow);
+  for (int k = 0; k < 20; ++k) {
+    rpc::CheckItem asked = item("k" + std::to_string(k));
+    for (std::size_t i = 0; i < 12; ++i) {
+      rpc::CheckReply reply = cluster.check(i % 4, asked);
+      EXPECT_EQ(reply.error, "");
+      EXPECT_EQ(reply.allowed, i < 10);
+      ASSERT_NE(reply.decider(), nullptr);
+      EXPECT_EQ(reply.decider()->remaining, i < 10 ? 9 - i : 0);
+    }
+    EXPECT_EQ(cluster.used(home_of(cluster, 0, asked), 0, asked), 10u);
+    EXPECT_EQ(cluster.used(0, asked), 10u);
+    EXPECT_EQ(cluster.check(0, item("k" + std::to_string(k), 0)).decider()->remaining, 0u);
+  }
+}
+
+TEST(HomeDesk, LocalAndHomeRulesConsumeTogetherOrNotAtAll) {
+  HomeCluster cluster(members(),
+                      set({rule("local", 5, Enforcement::merged, OnFailure::open),
+                           rule("home", 3, Enforcement::home),
+                           rule("by-user", 100, Enforcement::home, OnFailure::closed, {"user"})}),
+                      {}, kNow);
+  for (int k = 0; k < 20; ++k) {
+    rpc::CheckItem asked = item("k" + std::to_string(k));
+    for (int i = 0; i < 4; ++i) {
+      rpc::CheckReply reply = cluster.check(0, asked);
+      EXPECT_EQ(reply.allowed, i < 3) << reply.error;
+      ASSERT_GE(reply.statuses.size(), reply.allowed ? 3u : 2u);
+      EXPECT_EQ(reply.statuses[0].rule, "local");
+      EXPECT_EQ(reply.statuses[1].rule, "home");
+      EXPECT_EQ(reply.decider()->rule, "home");
+    }
+    // Denied here: nobody else is asked.
+    EXPECT_EQ(cluster.check(0, item("k" + std::to_string(k), 6)).decider()->rule, "local");
+    for (std::uint32_t r = 0; r < 3; ++r) EXPECT_EQ(cluster.used(r, asked), 3u);
+  }
+  for (std::size_t i = 0; i < cluster.size(); ++i) {
+    EXPECT_EQ(cluster.engine(i).limiter().tickets().open, 0u);
+  }
+}
+
+TEST(HomeDesk, ARequestWithAnIdCountsOnceAlsoAfterALostAnswer) {
+  HomeCluster cluster(
+      members(), set({rule("local", 5, Enforcement::merged), rule("home", 3, Enforcement::home)}),
+      {}, kNow);
+  for (int k = 0; k < 20; ++k) {
+    rpc::CheckItem asked = item("k" + std::to_string(k), 1, "id" + std::to_string(k));
+    int lost = 2;  // also what is asked again at once
+    cluster.fault = [&](std::size_t, std::size_t) {
+      return lost-- > 0 ? Fault::answer_lost : Fault::none;
+    };
+    rpc::CheckReply first = cluster.check(0, asked);
+    rpc::CheckReply second = cluster.check(0, asked);
+    rpc::CheckReply third = cluster.check(0, asked);
+    EXPECT_EQ(second.error, "");
+    EXPECT_TRUE(second.allowed);
+    EXPECT_TRUE(third.allowed);
+    EXPECT_TRUE(third.repeated);
+    EXPECT_EQ(cluster.used(0, asked), 1u);
+    EXPECT_EQ(cluster.used(1, asked), 1u);
+    if (lost <= 0) {
+      EXPECT_EQ(first.error.find("limiter_unavailable: rule \"home\""), 0u) << first.error;
+    }
+    // One that was denied may pass later: it is not remembered, here neither.
+    for (int i = 0; i < 2; ++i)
+      EXPECT_TRUE(cluster.check(0, item("k" + std::to_string(k))).allowed);
+    rpc::CheckItem late = item("k" + std::to_string(k), 1, "late" + std::to_string(k));
+    EXPECT_FALSE(cluster.check(0, late).allowed);
+    cluster.now += kHour;
+    EXPECT_TRUE(cluster.check(0, late).allowed);
+    EXPECT_EQ(cluster.used(0, asked), 1u);
+    EXPECT_EQ(cluster.used(1, asked), 1u);
+  }
+}
+
+TEST(HomeDesk, AHomeThatIsAwayIsTheRulesPolicy) {
+  HomeCluster cluster(members(),
+                      set({rule("local", 500, Enforcement::merged),
+                           rule("open", 100, Enforcement::home, OnFailure::open)}),
+                      {{"us", 0}, {"ap", 0}}, kNow);
+  cluster.fault = [](std::size_t, std::size_t) { return Fault::not_sent; };
+  int allowed = 0;
+  for (int i = 0; i < 50; ++i) {
+    rpc::CheckReply reply = cluster.check(0, item("k"));
+    allowed += reply.allowed;
+    EXPECT_EQ(reply.error, "");
+    EXPECT_TRUE(reply.statuses[1].degraded);
+  }
+  EXPECT_EQ(allowed, 30);  // 100 / 4 * 1.2
+  EXPECT_EQ(cluster.used(0, item("k")), 30u);
+  EXPECT_EQ(cluster.desk(0).counters().degraded, 50u);
+
+  HomeCluster closed(members(),
+                     set({rule("local", 500, Enforcement::merged),
+                          rule("home", 100, Enforcement::home, OnFailure::closed)}),
+                     {{"us", 0}, {"ap", 0}}, kNow);
+  closed.fault = cluster.fault;
+  rpc::CheckReply reply = closed.check(0, item("k"));
+  EXPECT_FALSE(reply.allowed);
+  EXPECT_EQ(reply.error.find("limiter_unavailable: rule \"home\" is on_failure: closed, and its "
+                             "home eu/eu-"),
+            0u)
+      << reply.error;
+  EXPECT_EQ(closed.used(0, item("k")), 0u);
+}
+
+TEST(HomeDesk, OnlyAnOpenRuleMovesToTheNextOfItsRegion) {
+  for (OnFailure on_failure : {OnFailure::open, OnFailure::closed}) {
+    HomeCluster cluster(members(), set({rule("r", 100, Enforcement::home, on_failure)}),
+                        {{"us", 0}, {"ap", 0}}, kNow);
+    cluster.check(0, item("k"));
+    std::size_t home = home_of(cluster, 0, item("k"));
+    ASSERT_TRUE(home == 1 || home == 2);
+    cluster.fault = [home](std::size_t, std::size_t to) {
+      return to == home ? Fault::not_sent : Fault::none;
+    };
+    rpc::CheckReply reply = cluster.check(0, item("k"));
+    EXPECT_EQ(reply.allowed, on_failure == OnFailure::open);
+    EXPECT_EQ(cluster.used(3 - home, 0, item("k")), on_failure == OnFailure::open ? 1u : 0u);
+  }
+}
+
+TEST(HomeDesk, AForwardedRequestGoesNoFurther) {
+  HomeCluster cluster(
+      members(), set({rule("local", 5, Enforcement::merged), rule("home", 3, Enforcement::home)}),
+      {{"us", 0}, {"ap", 0}}, kNow);
+  rpc::CheckItem asked = item("k");
+  std::vector<Entry> entries{{"key", "k"}};
+  std::vector<std::string_view> only{"home"};
+  Request request{"api", entries, 1, {}, false, only};
+  EXPECT_FALSE(cluster.desk(0).concerns(request));
+  EXPECT_EQ(cluster.desk(0).refuse(request).find("unavailable: ap/ap-1: it is not the home of rule "
+                                                 "\"home\""),
+            0u);
+  only[0] = "local";
+  EXPECT_NE(cluster.desk(1).refuse(request), "") << "that is no home rule";
+  only[0] = "nonsense";
+  EXPECT_NE(cluster.desk(1).refuse(request), "");
+  EXPECT_EQ(cluster.desk(0).counters().refused, 1u);
+  only[0] = "home";
+  EXPECT_NE(cluster.desk(1).refuse(request).empty(), cluster.desk(2).refuse(request).empty());
+  request.only = {};
+  EXPECT_EQ(cluster.desk(0).elsewhere(request).find("rule \"home\" is decided by its home eu/"),
+            0u);
+}
+
+TEST(HomeDesk, ARequestThatComesAgainWhileRightsAreOnTheirWayCountsOnce) {
+  HomeCluster cluster(members(), set({rule("few", 4, Enforcement::escrow)}), {}, kNow);
+  cluster.give_shares();
+  EXPECT_TRUE(cluster.check(0, item("k")).allowed);
+  // Its share is used, and nobody can be asked: it waits for what it has asked for itself.
+  cluster.fault = [](std::size_t, std::size_t) { return Fault::not_sent; };
+  const rpc::CheckItem asked = item("k", 1, "id");
+  std::vector<Entry> entries{{"key", "k"}, {"user", "uk"}};
+  Request request{"api", entries, 1, asked.id};
+  EXPECT_FALSE(cluster.desk(0).knows(request));
+  Decision denied;
+  cluster.engine(0).check(request, cluster.now, denied);
+  ASSERT_FALSE(denied.allowed);
+  std::vector<rpc::CheckReply> replies;
+  auto told = [&](rpc::CheckReply reply) { replies.push_back(std::move(reply)); };
+  ASSERT_TRUE(cluster.desk(0).pass_on(request, denied, told));
+  ASSERT_TRUE(cluster.desk(0).knows(request));
+  for (int i = 0; i < 70; ++i) cluster.desk(0).decide(asked, told);
+  EXPECT_EQ(replies.size(), 6u);  // those that are too many
+  for (const rpc::CheckReply& reply : replies) {
+    EXPECT_EQ(reply.error, "unknown: the same request is being decided");
+  }
+  replies.clear();
+  cluster.fault = [](std::size_t, std::size_t) { return Fault::none; };
+  cluster.exchange(100 * kMillisecond);
+  ASSERT_EQ(replies.size(), 65u);
+  for (const rpc::CheckReply& reply : replies) EXPECT_TRUE(reply.allowed) << reply.error;
+  EXPECT_TRUE(replies.front().repeated);
+  EXPECT_FALSE(replies.back().repeated);  // the one that came first
+  EXPECT_EQ(cluster.used_rows(0, 0, asked), 2u);
+}
+
+}  // namespace
+}  // namespace weir::node

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <capnp/capability.h>
+#include <capnp/rpc-twoparty.h>
+
+#include <memory>
+
+#include <weir/rpc/net/framing.h>
+#include <weir/rpc/net/uv_stream.h>
+
+namespace weir::rpc {
+
+struct ConnectionLimits {
+  FramingLimits framing;
+  /// Words of calls being served at once, beyond which nothing more is read. Must be well above
+  /// what an honest peer has in flight: over the limit its answers wait too.
+  std::size_t flow_words = 4u << 20;
+};
+
+/// One Cap'n Proto connection: stream, framing and RPC state, taken down in the right order. Not to
+/// be destroyed from inside one of its own calls (see retire()).
+class Connection {
+ public:
+  /// Serves `bootstrap` to whoever dialled.
+  Connection(EventLoop& loop, kj::Own<UvStream> stream, capnp::Capability::Client bootstrap,
+             const ConnectionLimits& limits, std::shared_ptr<ReadBudget> budget);
+  /// The dialling side.
+  Connection(EventLoop& loop, kj::Own<UvStream> stream, const ConnectionLimits& limits);
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  /// What the other side serves. Dialling side only.
+  capnp::Capability::Client bootstrap();
+  /// Resolves when the connection is over, for whatever reason; never rejects. Call once.
+  kj::Promise<void> closed();
+
+  UvStream& stream() { return *stream_; }
+  FramedStream& framing() { return framing_; }
+  /// Bytes of messages that wait to be sent.
+  std::size_t queued_bytes() { return network_.getCurrentQueueSize(); }
+  kj::TimePoint opened() const { return opened_; }
+
+ private:
+  Connection(EventLoop& loop, kj::Own<UvStream> stream,
+             kj::Maybe<capnp::Capability::Client> bootstrap, const ConnectionLimits& limits,
+             std::shared_ptr<ReadBudget> budget, capnp::rpc::twoparty::Side side);
+
+  EventLoop& loop_;
+  kj::TimePoint opened_;
+  kj::Own<UvStream> stream_;
+  FramedStream framing_;
+  capnp::TwoPartyVatNetwork network_;
+  capnp::RpcSystem<capnp::rpc::twoparty::VatId> rpc_;
+};
+
+/// Destroys what it is given in a later event, when none of its calls can be on the stack.
+void retire(kj::TaskSet& tasks, kj::Own<Connection> connection);
+
+/// The text of an exception as the other side meant it, without KJ's decoration, at most 512 bytes.
+std::string reason(const kj::Exception& e);
+
+}  // namespace weir::rpc

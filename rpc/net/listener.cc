@@ -1,0 +1,141 @@
+#include <weir/rpc/net/listener.h>
+
+#include <kj/debug.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace weir::rpc {
+namespace {
+
+constexpr int kBacklog = 256;
+constexpr int kAcceptsPerTurn = 64;
+constexpr auto kBackOff = 100 * kj::MILLISECONDS;
+
+// A peer that vanished without a word is found out in about two minutes.
+void keep_alive(int fd) {
+  int on = 1;
+  int idle = 60;
+  int interval = 15;
+  int count = 4;
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+}
+
+}  // namespace
+
+Listener::Listener(EventLoop& loop, std::size_t max_connections, OnAccept on_accept,
+                   AcceptCall accept_call)
+    : loop_(loop),
+      max_connections_(max_connections),
+      on_accept_(kj::mv(on_accept)),
+      accept_call_(accept_call),
+      connections_(std::make_shared<std::size_t>(0)) {}
+
+Listener::~Listener() {
+  close();
+}
+
+bool Listener::open(const std::string& text, std::string& error) {
+  auto address = parse_address(text, error);
+  if (!address) return false;
+  auto fail = [&](const char* call) {
+    error = "cannot listen on " + text + ": " + call + ": " + std::strerror(errno);
+    return false;
+  };
+  int raw =
+      ::socket(address->v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (raw < 0) return fail("socket");
+  kj::AutoCloseFd fd(raw);
+  int one = 1;
+  ::setsockopt(raw, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  sockaddr_storage at;
+  socklen_t size = to_sockaddr(*address, at);
+  if (::bind(raw, reinterpret_cast<sockaddr*>(&at), size) != 0) return fail("bind");
+  if (::listen(raw, kBacklog) != 0) return fail("listen");
+  size = sizeof at;
+  if (::getsockname(raw, reinterpret_cast<sockaddr*>(&at), &size) != 0) return fail("getsockname");
+
+  auto* poll = new uv_poll_t{};
+  if (int code = uv_poll_init(loop_.uv(), poll, raw); code < 0) {
+    delete poll;
+    error = "cannot listen on " + text + ": " + uv_strerror(code);
+    return false;
+  }
+  close();
+  poll->data = this;
+  poll_ = poll;
+  fd_ = kj::mv(fd);
+  address_ = from_sockaddr(at);
+  resume();
+  return true;
+}
+
+void Listener::close() {
+  resumption_ = nullptr;
+  if (poll_ == nullptr) return;
+  uv_close(reinterpret_cast<uv_handle_t*>(poll_),
+           [](uv_handle_t* h) { delete reinterpret_cast<uv_poll_t*>(h); });
+  poll_ = nullptr;
+  fd_ = nullptr;
+}
+
+void Listener::accept_some() {
+  for (int i = 0; i < kAcceptsPerTurn && poll_ != nullptr; ++i) {
+    sockaddr_storage from{};
+    socklen_t size = sizeof from;
+    int raw = accept_call_(fd_.get(), reinterpret_cast<sockaddr*>(&from), &size,
+                           SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (raw < 0) {
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+      // The connection died while it waited, or the call was interrupted: the next may be fine.
+      if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO) continue;
+      ++counters_.failures;
+      return pause();
+    }
+    kj::AutoCloseFd fd(raw);
+    if (*connections_ >= max_connections_) {
+      ++counters_.turned_away;
+      continue;
+    }
+    keep_alive(raw);
+    // Called by libuv: nothing may be thrown through it.
+    auto failed = kj::runCatchingExceptions([&] {
+      auto stream = kj::heap<UvStream>(loop_, kj::mv(fd));
+      ++*connections_;
+      ++counters_.accepted;
+      on_accept_(stream.attach(kj::defer([count = connections_] { --*count; })),
+                 from_sockaddr(from));
+    });
+    KJ_IF_MAYBE (e, failed) {
+      ++counters_.failures;
+      KJ_LOG(ERROR, "an accepted connection could not be set up", *e);
+    }
+  }
+}
+
+// Out of descriptors or memory: the socket stays readable, so polling on would only spin.
+void Listener::pause() {
+  uv_poll_stop(poll_);
+  resumption_ =
+      loop_.timer().afterDelay(kBackOff).then([this] { resume(); }).eagerlyEvaluate(nullptr);
+}
+
+void Listener::resume() {
+  uv_poll_start(poll_, UV_READABLE, [](uv_poll_t* h, int status, int) {
+    auto& self = *static_cast<Listener*>(h->data);
+    if (status < 0) {
+      ++self.counters_.failures;
+      self.pause();
+    } else {
+      self.accept_some();
+    }
+  });
+}
+
+}  // namespace weir::rpc

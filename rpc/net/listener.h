@@ -1,0 +1,67 @@
+#pragma once
+
+#include <kj/function.h>
+#include <sys/socket.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <weir/rpc/net/address.h>
+#include <weir/rpc/net/event_loop.h>
+#include <weir/rpc/net/uv_stream.h>
+
+namespace weir::rpc {
+
+/// Accepts TCP connections on an EventLoop.
+class Listener {
+ public:
+  /// Given each accepted stream and the address it comes from. The connection counts against the
+  /// maximum until the stream is destroyed.
+  using OnAccept = kj::Function<void(kj::Own<UvStream> stream, const Address& from)>;
+
+  struct Counters {
+    std::uint64_t accepted = 0;
+    std::uint64_t turned_away = 0;  ///< closed at once: the maximum was reached
+    std::uint64_t failures = 0;     ///< accept failed; out of descriptors, it tries again later
+  };
+
+  /// accept4(2), or what a test puts in its place to make it fail.
+  using AcceptCall = int (*)(int fd, sockaddr* from, socklen_t* size, int flags);
+
+  Listener(EventLoop& loop, std::size_t max_connections, OnAccept on_accept,
+           AcceptCall accept_call = &::accept4);
+  ~Listener();
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
+
+  /// Binds and listens. Port 0 takes a free one. On failure returns false and says why.
+  bool open(const std::string& address, std::string& error);
+  /// Stops accepting; accepted connections stay. Idempotent.
+  void close();
+
+  /// What it is bound to; port 0 before open().
+  const Address& address() const { return address_; }
+  std::uint16_t port() const { return address_.port; }
+  std::size_t connections() const { return *connections_; }
+  const Counters& counters() const { return counters_; }
+
+ private:
+  void accept_some();
+  void pause();
+  void resume();
+
+  EventLoop& loop_;
+  std::size_t max_connections_;
+  OnAccept on_accept_;
+  AcceptCall accept_call_;
+  Address address_;
+  kj::AutoCloseFd fd_;
+  uv_poll_t* poll_ = nullptr;
+  std::shared_ptr<std::size_t> connections_;
+  Counters counters_;
+  kj::Promise<void> resumption_ = nullptr;
+};
+
+}  // namespace weir::rpc

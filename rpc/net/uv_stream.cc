@@ -1,0 +1,309 @@
+#include <weir/rpc/net/uv_stream.h>
+
+#include <fcntl.h>
+#include <kj/debug.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace weir::rpc {
+namespace {
+
+/// A drained output buffer larger than this gives its memory back.
+constexpr size_t kKeepCapacity = 1u << 20;
+
+}  // namespace
+
+kj::Exception system_error(const char* call, int error) {
+  auto type = kj::Exception::Type::FAILED;
+  switch (error) {
+    case ECONNREFUSED:
+    case ECONNRESET:
+    case ECONNABORTED:
+    case EPIPE:
+    case ETIMEDOUT:
+    case EHOSTUNREACH:
+    case ENETUNREACH:
+    case ENETDOWN:
+    case ENETRESET:
+    case EHOSTDOWN:
+    case ENOTCONN:
+      type = kj::Exception::Type::DISCONNECTED;
+      break;
+    case EMFILE:
+    case ENFILE:
+    case ENOBUFS:
+    case ENOMEM:
+      type = kj::Exception::Type::OVERLOADED;
+      break;
+    default:
+      break;
+  }
+  return kj::Exception(type, __FILE__, __LINE__, kj::str(call, ": ", std::strerror(error)));
+}
+
+UvStream::UvStream(EventLoop& loop, kj::AutoCloseFd fd)
+    : loop_(loop), fd_(kj::mv(fd)), poll_(new uv_poll_t{}), last_received_(loop.timer().now()) {
+  if (int code = uv_poll_init(loop.uv(), poll_, fd_.get()); code < 0) {
+    delete poll_;
+    kj::throwFatalException(KJ_EXCEPTION(FAILED, "uv_poll_init", uv_strerror(code)));
+  }
+  poll_->data = this;
+  int one = 1;  // fails harmlessly on sockets that are not TCP
+  ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+}
+
+UvStream::~UvStream() noexcept(false) {
+  send_out();  // a last try for what a closing connection still had to say
+  if (dirty_) loop_.forget(*this);
+  uv_close(reinterpret_cast<uv_handle_t*>(poll_),
+           [](uv_handle_t* h) { delete reinterpret_cast<uv_poll_t*>(h); });
+}
+
+kj::Promise<size_t> UvStream::tryRead(void* buffer, size_t min, size_t max) {
+  return read_more(static_cast<kj::byte*>(buffer), min, max, 0);
+}
+
+kj::Promise<size_t> UvStream::read_more(kj::byte* to, size_t min, size_t max, size_t done) {
+  for (;;) {
+    if (size_t have = in_end_ - in_begin_; have > 0) {
+      size_t n = std::min(have, max);
+      std::memcpy(to, in_.begin() + in_begin_, n);
+      in_begin_ += n;
+      to += n;
+      max -= n;
+      done += n;
+      min -= std::min(n, min);
+    }
+    if (min == 0) return done;
+
+    bool direct = min >= kReadBuffer;
+    if (!direct && in_ == nullptr) in_ = kj::heapArray<kj::byte>(kReadBuffer);
+    ssize_t n = ::recv(fd_.get(), direct ? to : in_.begin(), direct ? max : kReadBuffer, 0);
+    if (n == 0) return done;  // the end
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      if (errno != EAGAIN && errno != EWOULDBLOCK) return system_error("recv", errno);
+      if (failed_) return system_error("recv", ECONNRESET);
+      return when_readable().then(
+          [this, to, min, max, done] { return read_more(to, min, max, done); });
+    }
+    last_received_ = loop_.timer().now();
+    if (direct) {
+      auto got = static_cast<size_t>(n);
+      to += got;
+      max -= got;
+      done += got;
+      min -= std::min(got, min);
+    } else {
+      in_begin_ = 0;
+      in_end_ = static_cast<size_t>(n);
+    }
+  }
+}
+
+kj::Promise<void> UvStream::write(const void* buffer, size_t size) {
+  if (write_error_ != 0) return system_error("send", write_error_);
+  append(kj::arrayPtr(static_cast<const kj::byte*>(buffer), size));
+  return after_append();
+}
+
+kj::Promise<void> UvStream::write(kj::ArrayPtr<const kj::ArrayPtr<const kj::byte>> pieces) {
+  if (write_error_ != 0) return system_error("send", write_error_);
+  for (auto piece : pieces) append(piece);
+  return after_append();
+}
+
+void UvStream::append(kj::ArrayPtr<const kj::byte> bytes) {
+  out_.insert(out_.end(), bytes.begin(), bytes.end());
+}
+
+kj::Promise<void> UvStream::after_append() {
+  if (buffered() == 0) return kj::READY_NOW;
+  bool waiting = (armed_ & UV_WRITABLE) != 0;
+  if (buffered() >= kWriteHigh) {
+    if (!waiting) send_out();
+    if (write_error_ != 0) return system_error("send", write_error_);
+    if (buffered() < kWriteHigh) return kj::READY_NOW;
+    auto paf = kj::newPromiseAndFulfiller<void>();
+    drained_ = kj::mv(paf.fulfiller);
+    return kj::mv(paf.promise);
+  }
+  if (!waiting && !dirty_) {
+    dirty_ = true;
+    loop_.flush_later(*this);
+  }
+  return kj::READY_NOW;
+}
+
+void UvStream::flush() noexcept {
+  dirty_ = false;
+  send_out();
+}
+
+void UvStream::send_out() {
+  while (buffered() > 0) {
+    ssize_t n = ::send(fd_.get(), out_.data() + sent_, buffered(), MSG_NOSIGNAL);
+    if (n >= 0) {
+      sent_ += static_cast<size_t>(n);
+      continue;
+    }
+    if (errno == EINTR) continue;
+    if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      if (failed_) return fail_writes(ECONNRESET);
+      // A buffer that never runs empty must not keep what went out.
+      if (sent_ >= kWriteHigh && sent_ * 2 >= out_.size()) {
+        out_.erase(out_.begin(), out_.begin() + static_cast<std::ptrdiff_t>(sent_));
+        sent_ = 0;
+      }
+      arm(armed_ | UV_WRITABLE);
+      if (buffered() < kWriteHigh) wake(drained_);
+      return;
+    }
+    return fail_writes(errno);
+  }
+  out_.clear();
+  sent_ = 0;
+  if (out_.capacity() > kKeepCapacity) out_.shrink_to_fit();
+  if (shutdown_wanted_) ::shutdown(fd_.get(), SHUT_WR);
+  wake(drained_);
+}
+
+void UvStream::fail_writes(int error) {
+  write_error_ = error;
+  out_ = {};
+  sent_ = 0;
+  KJ_IF_MAYBE (waiter, drained_) {
+    auto fulfiller = kj::mv(*waiter);
+    drained_ = nullptr;
+    fulfiller->reject(system_error("send", error));
+  }
+}
+
+void UvStream::shutdownWrite() {
+  shutdown_wanted_ = true;
+  if ((armed_ & UV_WRITABLE) == 0) send_out();
+}
+
+void UvStream::abortRead() {
+  ::shutdown(fd_.get(), SHUT_RD);
+}
+
+void UvStream::getsockopt(int level, int option, void* value, kj::uint* length) {
+  socklen_t size = *length;
+  KJ_SYSCALL(::getsockopt(fd_.get(), level, option, value, &size));
+  *length = size;
+}
+
+void UvStream::setsockopt(int level, int option, const void* value, kj::uint length) {
+  KJ_SYSCALL(::setsockopt(fd_.get(), level, option, value, length));
+}
+
+kj::Promise<void> UvStream::when_readable() {
+  auto paf = kj::newPromiseAndFulfiller<void>();
+  readable_ = kj::mv(paf.fulfiller);
+  arm(armed_ | UV_READABLE);
+  return kj::mv(paf.promise);
+}
+
+kj::Promise<void> UvStream::when_writable() {
+  auto paf = kj::newPromiseAndFulfiller<void>();
+  writable_ = kj::mv(paf.fulfiller);
+  arm(armed_ | UV_WRITABLE);
+  return kj::mv(paf.promise);
+}
+
+void UvStream::wake(Fulfiller& waiter) {
+  KJ_IF_MAYBE (w, waiter) {
+    auto fulfiller = kj::mv(*w);
+    waiter = nullptr;
+    fulfiller->fulfill();
+  }
+}
+
+void UvStream::arm(int events) {
+  if (failed_) {
+    wake(readable_);
+    wake(writable_);
+    return;
+  }
+  if (events == armed_) return;
+  armed_ = events;
+  int code = events == 0 ? uv_poll_stop(poll_)
+                         : uv_poll_start(poll_, events, [](uv_poll_t* h, int status, int got) {
+                             static_cast<UvStream*>(h->data)->on_poll(status, got);
+                           });
+  if (code < 0) {
+    failed_ = true;
+    armed_ = 0;
+    wake(readable_);
+    wake(writable_);
+  }
+}
+
+void UvStream::on_poll(int status, int events) {
+  if (status < 0) {
+    // The socket has an error; libuv has stopped polling. The next recv or send tells which.
+    failed_ = true;
+    armed_ = 0;
+    wake(readable_);
+    wake(writable_);
+    send_out();
+    return;
+  }
+  int keep = armed_;
+  if ((events & UV_READABLE) != 0) {
+    // Staying armed spares a system call per message. With nobody reading it would fire for ever.
+    if (readable_ == nullptr) keep &= ~UV_READABLE;
+    wake(readable_);
+  }
+  if ((events & UV_WRITABLE) != 0) {
+    keep &= ~UV_WRITABLE;
+    wake(writable_);
+  }
+  arm(keep);
+  if ((events & UV_WRITABLE) != 0) send_out();
+}
+
+kj::Promise<kj::Own<UvStream>> connect(EventLoop& loop, const Address& address,
+                                       kj::Duration timeout) {
+  int raw =
+      ::socket(address.v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (raw < 0) return system_error("socket", errno);
+  kj::AutoCloseFd fd(raw);
+  sockaddr_storage to;
+  socklen_t size = to_sockaddr(address, to);
+  if (::connect(raw, reinterpret_cast<sockaddr*>(&to), size) < 0 && errno != EINPROGRESS) {
+    return system_error("connect", errno);
+  }
+  auto stream = kj::heap<UvStream>(loop, kj::mv(fd));
+  auto ready = stream->when_writable();
+  return loop.timer().timeoutAfter(
+      timeout,
+      ready.then([stream = kj::mv(stream), raw]() mutable -> kj::Promise<kj::Own<UvStream>> {
+        int error = 0;
+        socklen_t length = sizeof error;
+        ::getsockopt(raw, SOL_SOCKET, SO_ERROR, &error, &length);
+        if (error != 0) return system_error("connect", error);
+        // A dial to a free local port can be given that very port as its source, and then the
+        // socket is connected to itself.
+        sockaddr_storage here{};
+        sockaddr_storage there{};
+        socklen_t here_size = sizeof here;
+        socklen_t there_size = sizeof there;
+        if (::getsockname(raw, reinterpret_cast<sockaddr*>(&here), &here_size) != 0 ||
+            ::getpeername(raw, reinterpret_cast<sockaddr*>(&there), &there_size) != 0) {
+          return system_error("connect", errno);
+        }
+        if (from_sockaddr(here) == from_sockaddr(there))
+          return system_error("connect", ECONNREFUSED);
+        return kj::mv(stream);
+      }));
+}
+
+}  // namespace weir::rpc

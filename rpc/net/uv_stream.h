@@ -1,0 +1,88 @@
+#pragma once
+
+#include <kj/async-io.h>
+#include <kj/io.h>
+#include <uv.h>
+
+#include <cstddef>
+#include <vector>
+
+#include <weir/rpc/net/address.h>
+#include <weir/rpc/net/event_loop.h>
+
+namespace weir::rpc {
+
+/// A connected socket as a KJ stream on an EventLoop. No buffer is ever lent to libuv or the kernel
+/// beyond a call, so any promise may be dropped at any time.
+///
+/// Reads go through a 64 KiB buffer. Writes are gathered and sent at the end of the loop's turn;
+/// while more than kWriteHigh bytes wait, the promise of a write stays unresolved (back-pressure),
+/// so a writer that honours it buffers at most kWriteHigh and one write. Errors reject promises
+/// with kj::Exception, type DISCONNECTED if the connection is gone. One read and one write at a
+/// time.
+class UvStream final : public kj::AsyncIoStream, private Flushable {
+ public:
+  static constexpr std::size_t kReadBuffer = 64u << 10;
+  static constexpr std::size_t kWriteHigh = 256u << 10;
+
+  /// Takes a non-blocking socket. Throws if libuv refuses it.
+  UvStream(EventLoop& loop, kj::AutoCloseFd fd);
+  ~UvStream() noexcept(false);
+
+  kj::Promise<size_t> tryRead(void* buffer, size_t min, size_t max) override;
+  kj::Promise<void> write(const void* buffer, size_t size) override;
+  kj::Promise<void> write(kj::ArrayPtr<const kj::ArrayPtr<const kj::byte>> pieces) override;
+  kj::Promise<void> whenWriteDisconnected() override { return kj::NEVER_DONE; }
+  /// What is buffered still goes out before the end.
+  void shutdownWrite() override;
+  void abortRead() override;
+  void getsockopt(int level, int option, void* value, kj::uint* length) override;
+  void setsockopt(int level, int option, const void* value, kj::uint length) override;
+  kj::Maybe<int> getFd() const override { return fd_.get(); }
+
+  /// Resolves when the socket takes output, or has failed.
+  kj::Promise<void> when_writable();
+  std::size_t buffered() const { return out_.size() - sent_; }
+  /// When bytes last arrived, on the loop's clock; at first, when the stream was made.
+  kj::TimePoint last_received() const { return last_received_; }
+
+ private:
+  using Fulfiller = kj::Maybe<kj::Own<kj::PromiseFulfiller<void>>>;
+
+  kj::Promise<size_t> read_more(kj::byte* to, size_t min, size_t max, size_t done);
+  kj::Promise<void> when_readable();
+  void append(kj::ArrayPtr<const kj::byte> bytes);
+  kj::Promise<void> after_append();
+  void flush() noexcept override;
+  void send_out();
+  void fail_writes(int error);
+  void arm(int events);
+  void on_poll(int status, int events);
+  static void wake(Fulfiller& waiter);
+
+  EventLoop& loop_;
+  kj::AutoCloseFd fd_;
+  uv_poll_t* poll_;  // freed by libuv's close callback, after this object
+  int armed_ = 0;
+  bool failed_ = false;  // the socket reported an error: libuv no longer polls it
+  int write_error_ = 0;
+  bool dirty_ = false;
+  bool shutdown_wanted_ = false;
+  Fulfiller readable_;
+  Fulfiller writable_;
+  Fulfiller drained_;
+  kj::TimePoint last_received_;
+  kj::Array<kj::byte> in_;
+  size_t in_begin_ = 0, in_end_ = 0;
+  std::vector<kj::byte> out_;
+  size_t sent_ = 0;  // bytes of out_ that went out
+};
+
+/// Connects, or rejects: refused, unreachable, or `timeout` passed.
+kj::Promise<kj::Own<UvStream>> connect(EventLoop& loop, const Address& address,
+                                       kj::Duration timeout);
+
+/// The exception of a failed system call.
+kj::Exception system_error(const char* call, int error);
+
+}  // namespace weir::rpc

@@ -1,0 +1,640 @@
+#include <weir/rpc/peers/peers.h>
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <future>
+#include <optional>
+#include <random>
+#include <thread>
+
+#include <weir/rpc/net/connection.h>
+#include <weir/rpc/net/test_util.h>
+#include <weir/rpc/peers/handshake.h>
+#include <weir/rpc/wire.h>
+
+namespace weir::rpc {
+namespace {
+
+constexpr const char* kSecret = "a secret of the test cluster";
+
+crdt::Incarnation incarnation(std::uint64_t n) {
+  return {n, n};
+}
+
+struct Received {
+  crdt::PeerIndex peer;
+  crdt::Incarnation from;
+  crdt::Message message;
+};
+
+class Recorder : public PeerHandler {
+ public:
+  void peer_up(crdt::PeerIndex peer, const crdt::Incarnation& id) override {
+    ups.push_back({peer, id});
+    if (on_up) on_up();
+  }
+  void peer_down(crdt::PeerIndex peer) override { downs.push_back(peer); }
+  kj::Promise<void> receive(crdt::PeerIndex peer, const crdt::Incarnation& from,
+                            crdt::Message message) override {
+    received.push_back({peer, from, std::move(message)});
+    if (on_receive) on_receive();
+    if (!hold) return kj::READY_NOW;
+    auto paf = kj::newPromiseAndFulfiller<void>();
+    held.push_back(kj::mv(paf.fulfiller));
+    return kj::mv(paf.promise);
+  }
+  void refused(const std::string& who, const std::string& why) override {
+    refusals.push_back(who + ": " + why);
+  }
+
+  bool has_refusal(const std::string& part) const {
+    for (const auto& r : refusals) {
+      if (r.find(part) != std::string::npos) return true;
+    }
+    return false;
+  }
+
+  std::vector<std::pair<crdt::PeerIndex, crdt::Incarnation>> ups;
+  std::vector<crdt::PeerIndex> downs;
+  std::vector<Received> received;
+  std::vector<std::string> refusals;
+  std::function<void()> on_up;
+  std::function<void()> on_receive;
+  bool hold = false;
+  std::deque<kj::Own<kj::PromiseFulfiller<void>>> held;
+};
+
+/// Takes a free port and gives it up again, for a node that others must know in advance.
+std::uint16_t free_port() {
+  test::DeafServer server;
+  return server.port();
+}
+
+std::string at(std::uint16_t port) {
+  return "127.0.0.1:" + std::to_string(port);
+}
+
+PeerOptions options(const std::string& name, std::uint16_t port, std::uint64_t id) {
+  PeerOptions out;
+  out.self = {"test", name};
+  out.incarnation = incarnation(id);
+  out.cluster = "cluster";
+  out.secret = kSecret;
+  out.listen = at(port);
+  out.backoff_min = 5 * kMillisecond;
+  out.backoff_max = 40 * kMillisecond;
+  return out;
+}
+
+PeerAddress peer(const std::string& name, std::uint16_t port) {
+  return {{"test", name}, at(port)};
+}
+
+struct Node {
+  Node(EventLoop& loop, PeerOptions o) : network(loop, std::move(o), handler) {
+    std::string error;
+    started = network.start(error);
+    EXPECT_TRUE(started) << error;
+  }
+  Recorder handler;
+  PeerNetwork network;
+  bool started = false;
+};
+
+class PeersTest : public ::testing::Test {
+ protected:
+  PeersTest() : port_a_(free_port()), port_b_(free_port()) {
+    a_options_ = options("a", port_a_, 1);
+    b_options_ = options("b", port_b_, 2);
+    a_options_.peers = {peer("b", port_b_)};
+    b_options_.peers = {peer("a", port_a_)};
+  }
+  void start() {
+    a_.emplace(loop_, a_options_);
+    b_.emplace(loop_, b_options_);
+  }
+  ~PeersTest() noexcept override {}
+  bool both_up() {
+    return test::eventually(loop_,
+                            [&] { return a_->network.status(0).up && b_->network.status(0).up; });
+  }
+  bool eventually(const std::function<bool()>& condition) {
+    return test::eventually(loop_, condition);
+  }
+
+  EventLoop loop_;
+  std::uint16_t port_a_;
+  std::uint16_t port_b_;
+  PeerOptions a_options_;
+  PeerOptions b_options_;
+  std::optional<Node> a_;
+  std::optional<Node> b_;
+};
+
+crdt::Message ack(std::uint64_t n) {
+  return crdt::Ack{incarnation(1), incarnation(2), n};
+}
+
+TEST_F(PeersTest, MessagesArriveInOrderUnderTheProvenIncarnation) {
+  start();
+  ASSERT_TRUE(both_up());
+  EXPECT_EQ(a_->handler.ups[0].second, incarnation(2));
+  EXPECT_EQ(b_->handler.ups[0].second, incarnation(1));
+  for (std::uint64_t i = 0; i < 10; ++i) EXPECT_TRUE(a_->network.send(0, ack(i)));
+  EXPECT_TRUE(b_->network.send(0, ack(77)));
+  ASSERT_TRUE(eventually(
+      [&] { return b_->handler.received.size() == 10 && a_->handler.received.size() == 1; }));
+  for (std::uint64_t i = 0; i < 10; ++i) {
+    EXPECT_TRUE(b_->handler.received[i].message == ack(i));
+    EXPECT_EQ(b_->handler.received[i].from, incarnation(1));
+    EXPECT_EQ(b_->handler.received[i].peer, 0u);
+  }
+  EXPECT_TRUE(a_->handler.received[0].message == ack(77));
+  ASSERT_TRUE(eventually([&] { return a_->network.status(0).in_flight == 0; }));
+  EXPECT_EQ(a_->network.status(0).sent, 10u);
+  EXPECT_EQ(a_->network.status(0).dropped, 0u);
+  EXPECT_TRUE(a_->network.status(0).heard);
+}
+
+TEST_F(PeersTest, LargeMessagesPass) {
+  start();
+  ASSERT_TRUE(both_up());
+  crdt::DigestOffer offer;
+  offer.groups.resize(crdt::kMaxOfferGroups);
+  EXPECT_TRUE(a_->network.send(0, offer));
+  ASSERT_TRUE(eventually([&] { return b_->handler.received.size() == 1; }));
+  EXPECT_TRUE(b_->handler.received[0].message == crdt::Message(offer));
+}
+
+TEST_F(PeersTest, WithoutASessionMessagesAreDropped) {
+  a_.emplace(loop_, a_options_);
+  EXPECT_FALSE(a_->network.send(0, ack(1)));
+  EXPECT_FALSE(a_->network.send(5, ack(1)));
+  EXPECT_EQ(a_->network.status(0).dropped, 1u);
+  ASSERT_TRUE(eventually([&] { return !a_->network.status(0).last_error.empty(); }));
+  EXPECT_NE(a_->network.status(0).last_error.find("refused"), std::string::npos);
+  EXPECT_TRUE(a_->handler.refusals.empty()) << "a node that is away refuses nobody";
+}
+
+TEST_F(PeersTest, OutOfBoundsMessagesAreNotSent) {
+  start();
+  ASSERT_TRUE(both_up());
+  crdt::DigestOffer offer;
+  offer.groups.resize(crdt::kMaxOfferGroups + 1);
+  EXPECT_FALSE(a_->network.send(0, offer));
+  EXPECT_EQ(a_->network.status(0).dropped, 1u);
+  EXPECT_EQ(a_->network.status(0).in_flight, 0u);
+  EXPECT_NE(a_->network.status(0).last_error.find("too many groups"), std::string::npos);
+}
+
+TEST_F(PeersTest, ReconnectsAfterThePeerRestarts) {
+  start();
+  ASSERT_TRUE(both_up());
+  b_.reset();
+  ASSERT_TRUE(eventually([&] { return a_->handler.downs.size() == 1; }));
+  EXPECT_FALSE(a_->network.status(0).up);
+  b_options_.incarnation = incarnation(3);
+  b_.emplace(loop_, b_options_);
+  ASSERT_TRUE(both_up());
+  EXPECT_EQ(a_->handler.ups.back().second, incarnation(3));
+  EXPECT_TRUE(a_->network.send(0, ack(1)));
+  EXPECT_TRUE(b_->network.send(0, ack(2)));
+  ASSERT_TRUE(eventually(
+      [&] { return b_->handler.received.size() == 1 && a_->handler.received.size() == 1; }));
+  EXPECT_EQ(a_->handler.received[0].from, incarnation(3));
+}
+
+TEST_F(PeersTest, InFlightIsBoundedByCountAndRecovers) {
+  a_options_.max_in_flight = 4;
+  start();
+  ASSERT_TRUE(both_up());
+  b_->handler.hold = true;
+  for (std::uint64_t i = 0; i < 4; ++i) EXPECT_TRUE(a_->network.send(0, ack(i)));
+  EXPECT_FALSE(a_->network.send(0, ack(4)));
+  EXPECT_EQ(a_->network.status(0).in_flight, 4u);
+  EXPECT_EQ(a_->network.status(0).dropped, 1u);
+  ASSERT_TRUE(eventually([&] { return b_->handler.held.size() == 4; }));
+  EXPECT_FALSE(a_->network.send(0, ack(5))) << "received is not yet answered";
+  b_->handler.held.front()->fulfill();
+  ASSERT_TRUE(eventually([&] { return a_->network.status(0).in_flight == 3; }));
+  EXPECT_TRUE(a_->network.send(0, ack(6)));
+}
+
+TEST_F(PeersTest, InFlightIsBoundedBySize) {
+  a_options_.max_in_flight_bytes = 100'000;
+  start();
+  ASSERT_TRUE(both_up());
+  b_->handler.hold = true;
+  crdt::DigestOffer offer;
+  offer.groups.resize(3000);
+  int sent = 0;
+  while (sent < 100 && a_->network.send(0, offer)) ++sent;
+  EXPECT_GE(sent, 1);
+  EXPECT_LE(sent, 2);
+  // One that is larger than the bound passes alone.
+  ASSERT_TRUE(eventually([&] { return b_->handler.held.size() == static_cast<size_t>(sent); }));
+  while (!b_->handler.held.empty()) {
+    b_->handler.held.front()->fulfill();
+    b_->handler.held.pop_front();
+  }
+  ASSERT_TRUE(eventually([&] { return a_->network.status(0).in_flight_bytes == 0; }));
+  offer.groups.resize(20000);
+  EXPECT_TRUE(a_->network.send(0, offer));
+}
+
+TEST_F(PeersTest, AFreshIncarnationMakesNewSessions) {
+  start();
+  ASSERT_TRUE(both_up());
+  auto a_ups = a_->handler.ups.size();
+  a_->network.set_incarnation(incarnation(9));
+  EXPECT_FALSE(a_->network.send(0, ack(1))) << "nothing may be sent under the old one";
+  ASSERT_TRUE(eventually([&] {
+    return a_->handler.ups.size() > a_ups && !b_->handler.ups.empty() &&
+           b_->handler.ups.back().second == incarnation(9) && both_up();
+  }));
+  EXPECT_EQ(a_->handler.downs.size(), 1u);
+  ASSERT_TRUE(eventually([&] {
+    a_->network.send(0, ack(2));
+    return !b_->handler.received.empty();
+  }));
+  EXPECT_EQ(b_->handler.received.back().from, incarnation(9));
+}
+
+TEST_F(PeersTest, AFreshIncarnationFromInsideReceive) {
+  start();
+  ASSERT_TRUE(both_up());
+  bool done = false;
+  b_->handler.on_receive = [&] {
+    if (!std::exchange(done, true)) b_->network.set_incarnation(incarnation(12));
+  };
+  a_->network.send(0, ack(1));
+  ASSERT_TRUE(eventually([&] {
+    return !a_->handler.ups.empty() && a_->handler.ups.back().second == incarnation(12) &&
+           both_up();
+  }));
+}
+
+TEST_F(PeersTest, AFreshIncarnationFromInsidePeerUp) {
+  a_.emplace(loop_, a_options_);
+  bool done = false;
+  a_->handler.on_up = [&] {
+    if (!std::exchange(done, true)) a_->network.set_incarnation(incarnation(13));
+  };
+  b_.emplace(loop_, b_options_);
+  ASSERT_TRUE(eventually([&] {
+    return !b_->handler.ups.empty() && b_->handler.ups.back().second == incarnation(13) &&
+           both_up();
+  }));
+}
+
+TEST_F(PeersTest, StopFromInsideReceive) {
+  start();
+  ASSERT_TRUE(both_up());
+  b_->handler.on_receive = [&] { b_->network.stop(); };
+  a_->network.send(0, ack(1));
+  ASSERT_TRUE(eventually([&] { return b_->handler.downs.size() == 1; }));
+  ASSERT_TRUE(eventually([&] { return !a_->network.status(0).up; }));
+  EXPECT_FALSE(b_->network.send(0, ack(1)));
+}
+
+TEST_F(PeersTest, StopDropsWhatTheHandlerHolds) {
+  start();
+  ASSERT_TRUE(both_up());
+  b_->handler.hold = true;
+  a_->network.send(0, ack(1));
+  ASSERT_TRUE(eventually([&] { return b_->handler.held.size() == 1; }));
+  b_->network.stop();
+  test::turn(loop_, 5);
+  EXPECT_FALSE(b_->handler.held[0]->isWaiting());
+  ASSERT_TRUE(eventually([&] { return a_->handler.downs.size() == 1; }));
+}
+
+TEST_F(PeersTest, ASilentPeerIsGivenUp) {
+  // Nobody accepts there: the connection is made, and nothing ever answers.
+  test::DeafServer deaf;
+  a_options_.peers = {peer("b", deaf.port())};
+  a_options_.handshake_timeout = 50 * kMillisecond;
+  a_.emplace(loop_, a_options_);
+  ASSERT_TRUE(eventually([&] { return !a_->network.status(0).last_error.empty(); }));
+  EXPECT_NE(a_->network.status(0).last_error.find("timed out"), std::string::npos)
+      << a_->network.status(0).last_error;
+}
+
+TEST_F(PeersTest, AFrozenPeerIsGivenUp) {
+  std::promise<void> thaw;
+  std::promise<EventLoop*> running;
+  std::thread other([&] {
+    EventLoop loop;
+    Node b(loop, b_options_);
+    running.set_value(&loop);
+    loop.run();
+  });
+  EventLoop* b_loop = running.get_future().get();
+  a_options_.ping_interval = 20 * kMillisecond;
+  a_options_.dead_after = 200 * kMillisecond;
+  a_.emplace(loop_, a_options_);
+  EXPECT_TRUE(eventually([&] { return a_->network.status(0).up; }));
+  test::turn(loop_, 400);
+  EXPECT_EQ(a_->network.status(0).sessions, 1u) << "while it answers, it lives";
+
+  b_loop->post([&] { thaw.get_future().wait(); });
+  EXPECT_TRUE(eventually([&] { return a_->handler.downs.size() == 1; }));
+  EXPECT_EQ(a_->network.status(0).last_error, "no answer for too long");
+  thaw.set_value();
+  EXPECT_TRUE(eventually([&] { return a_->network.status(0).up; }));
+  b_loop->stop();
+  other.join();
+}
+
+// ---- Handshakes that must be refused ----
+
+TEST_F(PeersTest, AnotherSecretIsRefusedOnBothSides) {
+  b_options_.secret = "some other secret of 16+";
+  start();
+  for (Recorder* side : {&a_->handler, &b_->handler}) {  // as acceptor, and as dialer
+    EXPECT_TRUE(eventually([&] { return side->has_refusal(" from 127.0.0.1"); }));
+    EXPECT_TRUE(eventually([&] { return side->has_refusal("refused us: wrong secret"); }));
+  }
+  EXPECT_TRUE(a_->handler.has_refusal("test/b at 127.0.0.1"));
+  EXPECT_TRUE(a_->handler.has_refusal("test/b from 127.0.0.1"));
+  EXPECT_TRUE(a_->handler.ups.empty());
+  EXPECT_TRUE(b_->handler.ups.empty());
+  EXPECT_FALSE(a_->network.status(0).heard);
+}
+
+TEST_F(PeersTest, AnotherClusterIsRefused) {
+  b_options_.cluster = "elsewhere";
+  start();
+  ASSERT_TRUE(
+      eventually([&] { return a_->handler.has_refusal("another cluster: \"elsewhere\""); }));
+  EXPECT_TRUE(a_->handler.ups.empty());
+  EXPECT_TRUE(b_->handler.ups.empty());
+}
+
+TEST_F(PeersTest, AStrangerIsRefused) {
+  b_options_.self = {"test", "stranger"};
+  start();
+  ASSERT_TRUE(eventually([&] { return a_->handler.has_refusal("test/stranger"); }));
+  EXPECT_TRUE(a_->handler.has_refusal("is not a member"));
+  // And the other way: who answers is not who was expected.
+  ASSERT_TRUE(eventually([&] { return a_->handler.has_refusal("another member answers there"); }));
+  EXPECT_TRUE(a_->handler.ups.empty());
+}
+
+TEST_F(PeersTest, ItsOwnNameIsRefused) {
+  b_options_.self = {"test", "a"};
+  b_options_.peers = {{{"test", "c"}, at(port_a_)}};
+  start();
+  ASSERT_TRUE(eventually([&] { return a_->handler.has_refusal("this node's own name"); }));
+  EXPECT_TRUE(b_->handler.ups.empty());
+}
+
+TEST_F(PeersTest, ItsOwnIncarnationIsRefused) {
+  b_options_.incarnation = a_options_.incarnation;
+  start();
+  ASSERT_TRUE(eventually([&] { return a_->handler.has_refusal("this node's own incarnation"); }));
+  EXPECT_TRUE(a_->handler.ups.empty());
+}
+
+TEST_F(PeersTest, WrongOptionsAreSaid) {
+  auto error_of = [&](PeerOptions o) {
+    Recorder handler;
+    PeerNetwork network(loop_, std::move(o), handler);
+    std::string error;
+    EXPECT_FALSE(network.start(error));
+    return error;
+  };
+  auto o = a_options_;
+  o.incarnation = {};
+  EXPECT_NE(error_of(o).find("incarnation"), std::string::npos);
+  o = a_options_;
+  o.secret.clear();
+  EXPECT_NE(error_of(o).find("secret"), std::string::npos);
+  o = a_options_;
+  o.peers[0].address = "nowhere";
+  EXPECT_NE(error_of(o).find("test/b: expected an address"), std::string::npos);
+  o = a_options_;
+  o.peers[0].member = o.self;
+  EXPECT_NE(error_of(o).find("named twice"), std::string::npos);
+  o = a_options_;
+  o.listen = "127.0.0.1:x";
+  EXPECT_NE(error_of(o).find("expected an address"), std::string::npos);
+}
+
+// ---- A dialler that plays by its own rules ----
+
+class DialerTest : public PeersTest {
+ protected:
+  DialerTest() {
+    a_options_.peers = {peer("b", port_b_), peer("c", port_b_)};
+    a_options_.backoff_min = a_options_.backoff_max = kMinute;  // it should not dial meanwhile
+    a_options_.handshake_timeout = 300 * kMillisecond;
+    a_.emplace(loop_, a_options_);
+  }
+  ~DialerTest() noexcept override {}
+
+  struct Dialled {
+    kj::Own<Connection> connection;
+    Party self{{"test", "b"}, incarnation(2), fresh_nonce()};
+    Party acceptor;
+    std::string refused;
+    kj::Maybe<schema::Link::Client> link;
+  };
+
+  struct Deviations {
+    std::uint32_t version = kProtocolVersion;
+    std::uint32_t oldest = kOldestProtocolVersion;
+    std::size_t nonce_bytes = kNonceBytes;
+    bool reflect = false;  // proves with the other role's MAC
+    bool cut_mac = false;
+    bool skip_hello = false;
+  };
+
+  kj::Own<Connection> dial() {
+    auto stream = connect(loop_, test::local(port_a_), 5 * kj::SECONDS).wait(loop_.wait_scope());
+    return kj::heap<Connection>(loop_, kj::mv(stream), ConnectionLimits{});
+  }
+
+  void handshake(Dialled& d) { handshake(d, Deviations()); }
+  void handshake(Dialled& d, const Deviations& odd) {
+    d.connection = dial();
+    auto gate = d.connection->bootstrap().castAs<schema::Gate>();
+    std::uint32_t version = kProtocolVersion;
+    if (!odd.skip_hello) {
+      auto request = gate.helloRequest();
+      auto hello = request.initHello();
+      hello.setVersion(odd.version);
+      hello.setOldestVersion(odd.oldest);
+      hello.setCluster("cluster");
+      write(d.self.member, hello.initMember());
+      write(d.self.incarnation, hello.initIncarnation());
+      hello.setNonce(kj::arrayPtr(d.self.nonce.data(), odd.nonce_bytes));
+      auto response = request.send().wait(loop_.wait_scope());
+      d.refused = response.getRefused().cStr();
+      if (!d.refused.empty()) return;
+      auto welcome = response.getWelcome();
+      version = welcome.getVersion();
+      read(welcome.getMember(), d.acceptor.member);
+      d.acceptor.incarnation = read(welcome.getIncarnation());
+      auto nonce = welcome.getNonce();
+      ASSERT_EQ(nonce.size(), kNonceBytes);
+      std::copy(nonce.begin(), nonce.end(), d.acceptor.nonce.begin());
+    }
+    auto mac = prove(derive_key(kSecret), odd.reflect ? Role::acceptor : Role::dialer, version,
+                     "cluster", d.self, d.acceptor);
+    auto request = gate.proveRequest();
+    request.setMac(kj::arrayPtr(mac.data(), odd.cut_mac ? mac.size() - 1 : mac.size()));
+    auto response = request.send().wait(loop_.wait_scope());
+    d.refused = response.getRefused().cStr();
+    if (response.hasLink()) d.link = response.getLink();
+  }
+
+  std::string refusal_of(const Deviations& odd,
+                         const Party& self = {{"test", "b"}, incarnation(2), {}}) {
+    Dialled d;
+    d.self = self;
+    handshake(d, odd);
+    EXPECT_TRUE(d.link == nullptr);
+    EXPECT_FALSE(d.refused.empty());
+    EXPECT_TRUE(a_->handler.has_refusal(d.refused));
+    return d.refused;
+  }
+
+  kj::Promise<void> send(Dialled& d, const crdt::Message& message) {
+    auto request = KJ_ASSERT_NONNULL(d.link).sendRequest();
+    std::string error;
+    EXPECT_TRUE(encode(message, request.initMessage(), error)) << error;
+    return request.send().ignoreResult();
+  }
+};
+
+TEST_F(DialerTest, AnHonestOneGetsALink) {
+  Dialled d;
+  handshake(d);
+  EXPECT_EQ(d.refused, "");
+  EXPECT_EQ(d.acceptor.member, a_options_.self);
+  EXPECT_EQ(d.acceptor.incarnation, a_options_.incarnation);
+  send(d, ack(4)).wait(loop_.wait_scope());
+  ASSERT_EQ(a_->handler.received.size(), 1u);
+  EXPECT_EQ(a_->handler.received[0].from, incarnation(2));
+  test::turn(loop_, 1200);  // longer than a handshake may take: a member stays
+  EXPECT_TRUE(a_->network.status(0).heard);
+}
+
+TEST_F(DialerTest, DeviationsAreRefused) {
+  EXPECT_NE(refusal_of({.version = kProtocolVersion + 1, .oldest = kProtocolVersion + 1})
+                .find("protocol versions"),
+            std::string::npos);
+  EXPECT_NE(refusal_of({.version = kOldestProtocolVersion - 1, .oldest = 0}).find("protocol"),
+            std::string::npos);
+  EXPECT_EQ(refusal_of({.nonce_bytes = 8}), "nonce of wrong size");
+  EXPECT_EQ(refusal_of({.reflect = true}), "wrong secret");
+  EXPECT_EQ(refusal_of({.cut_mac = true}), "wrong secret");
+  EXPECT_EQ(refusal_of({.skip_hello = true}), "proof out of turn");
+  EXPECT_EQ(refusal_of(Deviations(), {{"test", "b"}, {}, {}}), "has no incarnation");
+  EXPECT_EQ(refusal_of(Deviations(), {{"test", std::string(300, 'x')}, incarnation(2), {}}),
+            "name is too long");
+  EXPECT_EQ(refusal_of(Deviations(), {{"test", "b\n\x01"}, incarnation(2), {}}),
+            "is not a member of this cluster");
+  for (const auto& r : a_->handler.refusals) {
+    for (char c : r) EXPECT_TRUE(c >= 0x20 && c <= 0x7e) << r;
+  }
+}
+
+TEST_F(DialerTest, ANewerVersionThatStillSpeaksOursIsTaken) {
+  Dialled d;
+  handshake(d, {.version = kProtocolVersion + 5});
+  EXPECT_EQ(d.refused, "");
+  EXPECT_FALSE(d.link == nullptr);
+}
+
+TEST_F(DialerTest, TheNewestSessionOfAMemberWins) {
+  Dialled first;
+  handshake(first);
+  Dialled second;
+  second.self.incarnation = incarnation(7);
+  handshake(second);
+  ASSERT_EQ(second.refused, "");
+  auto over = first.connection->closed();
+  over.wait(loop_.wait_scope());
+  send(second, ack(1)).wait(loop_.wait_scope());
+  EXPECT_EQ(a_->handler.received.back().from, incarnation(7));
+
+  Dialled again;  // the same incarnation: a reconnect
+  again.self.incarnation = incarnation(7);
+  handshake(again);
+  ASSERT_EQ(again.refused, "");
+  second.connection->closed().wait(loop_.wait_scope());
+  send(again, ack(2)).wait(loop_.wait_scope());
+  EXPECT_EQ(a_->handler.received.size(), 2u);
+}
+
+TEST_F(DialerTest, OneIncarnationCannotBeTwoMembers) {
+  Dialled b;
+  handshake(b);
+  ASSERT_EQ(b.refused, "");
+  EXPECT_EQ(refusal_of(Deviations(), {{"test", "c"}, incarnation(2), fresh_nonce()}),
+            "has the incarnation of test/b");
+  EXPECT_TRUE(a_->network.status(0).heard);
+}
+
+TEST_F(DialerTest, MalformedMessagesAreRefusedAndTheSessionStays) {
+  Dialled d;
+  handshake(d);
+  auto request = KJ_ASSERT_NONNULL(d.link).sendRequest();
+  auto delta = request.initMessage().initPush().initDelta();
+  delta.initSeriesHi(1);
+  std::string error;
+  request.send()
+      .ignoreResult()
+      .catch_([&](kj::Exception&& e) { error = reason(e); })
+      .wait(loop_.wait_scope());
+  EXPECT_EQ(error, "message refused: cell columns differ in length");
+  EXPECT_TRUE(a_->handler.has_refusal("message refused"));
+  EXPECT_EQ(a_->network.status(0).refused, 1u);
+  EXPECT_TRUE(a_->handler.received.empty());
+  send(d, ack(1)).wait(loop_.wait_scope());
+  EXPECT_EQ(a_->handler.received.size(), 1u);
+}
+
+TEST_F(DialerTest, StrangersAreShownOutAfterAWhile) {
+  auto silent = std::make_unique<test::RawSocket>(test::local(port_a_));
+  auto greeted = dial();
+  auto gate = greeted->bootstrap().castAs<schema::Gate>();
+  ASSERT_TRUE(eventually([&] { return silent->ended(); }));
+  EXPECT_TRUE(a_->handler.has_refusal("no handshake in time"));
+  greeted->closed().wait(loop_.wait_scope());
+}
+
+TEST_F(DialerTest, StrangersCannotSendLargeMessages) {
+  Dialled d;
+  d.connection = dial();
+  auto request = d.connection->bootstrap().castAs<schema::Gate>().helloRequest();
+  request.initHello().setCluster(std::string(100'000, 'x').c_str());
+  bool failed = false;
+  request.send()
+      .ignoreResult()
+      .catch_([&](kj::Exception&&) { failed = true; })
+      .wait(loop_.wait_scope());
+  EXPECT_TRUE(failed);
+}
+
+TEST_F(DialerTest, GarbageClosesTheConnectionOnly) {
+  test::KjLog log;
+  std::mt19937 random(5);
+  for (int i = 0; i < 50; ++i) {
+    test::RawSocket socket(test::local(port_a_));
+    std::vector<unsigned char> bytes(1 + random() % 300);
+    for (auto& b : bytes) b = static_cast<unsigned char>(random());
+    socket.send(bytes);
+    ::shutdown(socket.fd(), SHUT_WR);
+    ASSERT_TRUE(eventually([&] { return socket.ended(); })) << i;
+  }
+  Dialled d;
+  handshake(d);
+  EXPECT_EQ(d.refused, "");
+}
+
+}  // namespace
+}  // namespace weir::rpc
