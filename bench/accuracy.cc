@@ -86,7 +86,7 @@ class Region {
  public:
   Region(const Options& options, std::size_t index, const std::string& address, Nanos end)
       : options_(options), index_(index), end_(end), told_(options.limits.size()) {
-    rpc::ClientOptions client;
+    rpc::NodeClientOptions client;
     client.address = address;
     client.deadline = 5 * kSecond;
     client.breaker_misses = 0;
@@ -143,7 +143,7 @@ class Region {
   }
 
   void note(const std::vector<std::size_t>& of, Nanos now, std::int64_t number,
-            const std::vector<rpc::CheckReply>& replies) {
+            const std::vector<Reply>& replies) {
     std::lock_guard lock(mutex_);
     for (std::size_t i = 0; i < of.size(); ++i) {
       Told& told = told_[of[i]];
@@ -161,7 +161,7 @@ class Region {
   Nanos end_;
   std::mutex mutex_;
   std::vector<Told> told_;
-  std::optional<rpc::Client> client_;
+  std::optional<rpc::NodeClient> client_;
   std::thread thread_;
 };
 

@@ -104,8 +104,8 @@ class ClusterTest : public ::testing::Test {
     return made;
   }
 
-  static rpc::ClientOptions client_options(const std::string& address) {
-    rpc::ClientOptions made;
+  static rpc::NodeClientOptions client_options(const std::string& address) {
+    rpc::NodeClientOptions made;
     made.address = address;
     made.deadline = 2 * kSecond;
     made.breaker_misses = 0;
@@ -119,10 +119,10 @@ class ClusterTest : public ::testing::Test {
 
   static std::uint64_t used(const Cluster& cluster, std::size_t node, const std::string& mode,
                             const std::string& key) {
-    rpc::Client client(client_options(cluster.client_address(node)));
-    rpc::CheckReply reply = client.check(item(mode, key, 0));
-    EXPECT_EQ(reply.error, "");
-    const rpc::CheckStatus* status = reply.decider();
+    rpc::NodeClient client(client_options(cluster.client_address(node)));
+    Reply reply = client.check(item(mode, key, 0));
+    EXPECT_EQ(reply.error.to_string(), "");
+    const Status* status = reply.decider();
     return status == nullptr ? 0 : status->limit - status->remaining;
   }
 
@@ -176,8 +176,8 @@ struct Sender {
   std::map<std::string, std::uint64_t> acked{};
   std::map<std::string, std::uint64_t> attempted{};
 
-  void run(const rpc::ClientOptions& options) {
-    rpc::Client client(options);
+  void run(const rpc::NodeClientOptions& options) {
+    rpc::NodeClient client(options);
     std::mt19937_64 random(node + 1);
     while (acknowledged < wanted) {
       std::vector<rpc::CheckItem> items;
@@ -186,7 +186,7 @@ struct Sender {
         items.push_back({"api", {{"mode", "counted"}, {"key", key}}, 1});
         ++attempted[key];
       }
-      std::vector<rpc::CheckReply> replies = client.check(items);
+      std::vector<Reply> replies = client.check(items);
       bool failed = false;
       for (std::size_t i = 0; i < items.size(); ++i) {
         if (replies[i].error.empty() && replies[i].allowed) {
@@ -203,8 +203,8 @@ struct Sender {
 TEST_F(ClusterTest, TheLiveBoundGrowsWhileARegionIsCutOff) {
   Cluster cluster(options({"eu", "us"}));
   cluster.start_all();
-  rpc::Client eu(client_options(cluster.client_address(0)));
-  rpc::Client us(client_options(cluster.client_address(1)));
+  rpc::NodeClient eu(client_options(cluster.client_address(0)));
+  rpc::NodeClient us(client_options(cluster.client_address(1)));
   rpc::CheckItem ask = item("quick", "k", 1);
   EXPECT_FALSE(eu.check(ask).decider()->over_admission);
   ask.wants_bound = true;
@@ -233,7 +233,7 @@ TEST_F(ClusterTest, RulesChangeWhileANodeRuns) {
   Cluster cluster(options({"eu"}));
   cluster.start_all();
   std::filesystem::path file = directory_ / "rules.yaml";
-  rpc::Client client(client_options(cluster.client_address(0)));
+  rpc::NodeClient client(client_options(cluster.client_address(0)));
   EXPECT_TRUE(client.check(item("bucket", "k", 10)).allowed);
   EXPECT_FALSE(client.check(item("bucket", "k", 1)).allowed);
   auto rules_file = [&] { return nlohmann::json::parse(cluster.status(0)).at("rules_file"); };
@@ -320,8 +320,9 @@ TEST_F(ClusterTest, EveryAcknowledgedIncrementOutlivesKillNine) {
 TEST_F(ClusterTest, ACleanStopCommitsWhatWasNotYet) {
   Cluster cluster(options({"eu"}));
   cluster.start(0);
-  rpc::Client client(client_options(cluster.client_address(0)));
-  for (int i = 0; i < 200; ++i) ASSERT_EQ(client.check(item("quick", "k", 3)).error, "");
+  rpc::NodeClient client(client_options(cluster.client_address(0)));
+  for (int i = 0; i < 200; ++i)
+    ASSERT_EQ(client.check(item("quick", "k", 3)).error.to_string(), "");
   auto began = std::chrono::steady_clock::now();
   EXPECT_EQ(cluster.stop(0), 0);
   std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
@@ -334,19 +335,19 @@ TEST_F(ClusterTest, ABucketSurvivesARestartAndIsSharedByRegions) {
   Cluster cluster(options({"eu", "us"}));
   cluster.start_all();
   {
-    rpc::Client client(client_options(cluster.client_address(0)));
+    rpc::NodeClient client(client_options(cluster.client_address(0)));
     EXPECT_TRUE(client.check(item("bucket", "k", 8)).allowed);
   }
   ASSERT_TRUE(converges(cluster));
   std::this_thread::sleep_for(std::chrono::milliseconds(700));
-  rpc::Client other(client_options(cluster.client_address(1)));
-  rpc::CheckReply denied = other.check(item("bucket", "k", 5));
+  rpc::NodeClient other(client_options(cluster.client_address(1)));
+  Reply denied = other.check(item("bucket", "k", 5));
   EXPECT_FALSE(denied.allowed);
   ASSERT_NE(denied.decider(), nullptr);
   EXPECT_GT(denied.decider()->retry_after, 17 * kMinute);
   cluster.kill(0, SIGKILL);
   cluster.start(0);
-  rpc::Client again(client_options(cluster.client_address(0)));
+  rpc::NodeClient again(client_options(cluster.client_address(0)));
   EXPECT_FALSE(again.check(item("bucket", "k", 5)).allowed);
   EXPECT_TRUE(again.check(item("bucket", "k", 1)).allowed);
 }
@@ -356,11 +357,11 @@ TEST_F(ClusterTest, ARegionThatWasCutOffCatchesUp) {
   cluster.start_all();
   ASSERT_TRUE(converges(cluster));
   cluster.cut(2);
-  std::vector<std::unique_ptr<rpc::Client>> clients;
+  std::vector<std::unique_ptr<rpc::NodeClient>> clients;
   for (std::size_t i = 0; i < 3; ++i) {
-    clients.push_back(std::make_unique<rpc::Client>(client_options(cluster.client_address(i))));
+    clients.push_back(std::make_unique<rpc::NodeClient>(client_options(cluster.client_address(i))));
     for (int k = 0; k < 100; ++k) {
-      ASSERT_EQ(clients[i]->check(item("quick", "k" + std::to_string(k), 1)).error, "");
+      ASSERT_EQ(clients[i]->check(item("quick", "k" + std::to_string(k), 1)).error.to_string(), "");
     }
   }
   std::this_thread::sleep_for(std::chrono::seconds(1));
@@ -374,7 +375,7 @@ TEST_F(ClusterTest, ARegionThatWasCutOffCatchesUp) {
 TEST_F(ClusterTest, ASplitBucketIsWholeWhereDemandIs) {
   Cluster cluster(options({"eu", "us", "ap"}));
   cluster.start_all();
-  rpc::Client client(client_options(cluster.client_address(1)));
+  rpc::NodeClient client(client_options(cluster.client_address(1)));
   // By this clock. A node's may have stood still for its disk, and catch up: a second at most.
   using Clock = std::chrono::steady_clock;
   Clock::time_point begin = Clock::now();
@@ -382,8 +383,8 @@ TEST_F(ClusterTest, ASplitBucketIsWholeWhereDemandIs) {
   auto ask_for = [&](std::chrono::seconds time) {
     std::uint64_t before = admitted;
     for (Clock::time_point end = Clock::now() + time; Clock::now() < end;) {
-      rpc::CheckReply reply = client.check(item("parts", "k", 1));
-      EXPECT_EQ(reply.error, "");
+      Reply reply = client.check(item("parts", "k", 1));
+      EXPECT_EQ(reply.error.to_string(), "");
       admitted += reply.allowed;
       std::this_thread::sleep_for(std::chrono::milliseconds(reply.allowed ? 1 : 5));
       double passed = std::chrono::duration<double>(Clock::now() - begin).count();
@@ -401,13 +402,13 @@ TEST_F(ClusterTest, ASplitBucketIsWholeWhereDemandIs) {
 TEST_F(ClusterTest, RightsReachDemandAndNeverMoreThanThereAre) {
   Cluster cluster(options({"eu", "us", "ap"}));
   cluster.start_all();
-  std::vector<std::unique_ptr<rpc::Client>> clients;
+  std::vector<std::unique_ptr<rpc::NodeClient>> clients;
   for (std::size_t i = 0; i < 3; ++i) {
-    clients.push_back(std::make_unique<rpc::Client>(client_options(cluster.client_address(i))));
+    clients.push_back(std::make_unique<rpc::NodeClient>(client_options(cluster.client_address(i))));
   }
   std::uint64_t spent = 0;
   auto spend = [&](std::size_t node) {
-    rpc::CheckReply reply = clients[node]->check(item("rights", "k", 1));
+    Reply reply = clients[node]->check(item("rights", "k", 1));
     spent += reply.error.empty() && reply.allowed;
     return reply;
   };
@@ -426,12 +427,12 @@ TEST_F(ClusterTest, RightsReachDemandAndNeverMoreThanThereAre) {
   // Crashed and back, it is believed once the others have said that its disk held everything.
   cluster.kill(0, SIGKILL);
   cluster.start(0);
-  clients[0] = std::make_unique<rpc::Client>(client_options(cluster.client_address(0)));
+  clients[0] = std::make_unique<rpc::NodeClient>(client_options(cluster.client_address(0)));
   wait_for_all();
   // All the demand is in one region now, also for what eu had left but for its reserve.
   for (int i = 0; i < 2400 && spent < 89; ++i) {
-    rpc::CheckReply reply = spend(2);
-    ASSERT_EQ(reply.error, "");
+    Reply reply = spend(2);
+    ASSERT_EQ(reply.error.to_string(), "");
     if (!reply.allowed) pause();
   }
   EXPECT_GE(spent, 89u);
@@ -459,18 +460,18 @@ TEST_F(ClusterTest, ANodeThatIsStoppedLeavesItsRightsToTheOthers) {
   };
   wait_for_all();
   std::uint64_t spent = 0;
-  auto spend = [&](rpc::Client& client, int tries, std::uint64_t until) {
+  auto spend = [&](rpc::NodeClient& client, int tries, std::uint64_t until) {
     for (; tries > 0 && spent < until; --tries) {
-      rpc::CheckReply reply = client.check(item("rights", "k", 1));
+      Reply reply = client.check(item("rights", "k", 1));
       spent += reply.error.empty() && reply.allowed;
       if (!reply.allowed) std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
   };
   {
-    rpc::Client eu(client_options(cluster.client_address(0)));
+    rpc::NodeClient eu(client_options(cluster.client_address(0)));
     spend(eu, 5, 90);
   }
-  rpc::Client us(client_options(cluster.client_address(1)));
+  rpc::NodeClient us(client_options(cluster.client_address(1)));
   spend(us, 1, 90);
   EXPECT_EQ(spent, 6u);
   ASSERT_TRUE(converges(cluster));
@@ -486,7 +487,7 @@ TEST_F(ClusterTest, ANodeThatIsStoppedLeavesItsRightsToTheOthers) {
   // Back, it gets what is left by asking.
   cluster.start(0);
   wait_for_all();
-  rpc::Client again(client_options(cluster.client_address(0)));
+  rpc::NodeClient again(client_options(cluster.client_address(0)));
   spend(again, 400, 88);
   EXPECT_GE(spent, 88u);
   for (int i = 0; i < 20; ++i) {
@@ -508,7 +509,7 @@ TEST_F(ClusterTest, ALimitBelowTheNumberOfNodesIsUsedUpFromOneOfThem) {
     }
     ASSERT_TRUE(escrow(node).at("whole").get<bool>()) << node;
   }
-  rpc::Client eu(client_options(cluster.client_address(0)));
+  rpc::NodeClient eu(client_options(cluster.client_address(0)));
   // One after the other, and without a second try: the first three of each key pass.
   constexpr int kKeys = 20;
   std::vector<double> took;
@@ -518,14 +519,14 @@ TEST_F(ClusterTest, ALimitBelowTheNumberOfNodesIsUsedUpFromOneOfThem) {
       rpc::CheckItem asked = item("few", key, 1);
       asked.id = fmt::format("{}-{}", key, i);
       auto began = std::chrono::steady_clock::now();
-      rpc::CheckReply reply = eu.check(asked);
+      Reply reply = eu.check(asked);
       std::chrono::duration<double, std::milli> lasted = std::chrono::steady_clock::now() - began;
-      EXPECT_EQ(reply.error, "");
+      EXPECT_EQ(reply.error.to_string(), "");
       EXPECT_EQ(reply.allowed, i < 3) << key << " " << i;
       if (i >= 3) continue;
       took.push_back(lasted.count());
-      rpc::CheckReply again = eu.check(asked);
-      EXPECT_TRUE(again.allowed && again.repeated) << again.error;
+      Reply again = eu.check(asked);
+      EXPECT_TRUE(again.allowed && again.repeated) << again.error.to_string();
     }
   }
   std::sort(took.begin(), took.end());
@@ -536,11 +537,11 @@ TEST_F(ClusterTest, ALimitBelowTheNumberOfNodesIsUsedUpFromOneOfThem) {
   auto asked_before = escrow(0).at("forwards").get<std::uint64_t>();
   std::vector<rpc::CheckItem> flood(500, item("few", "k0", 1));
   for (int i = 0; i < 20; ++i) {
-    for (const rpc::CheckReply& reply : eu.check(flood)) EXPECT_FALSE(reply.allowed);
+    for (const Reply& reply : eu.check(flood)) EXPECT_FALSE(reply.allowed);
   }
   EXPECT_LE(escrow(0).at("forwards").get<std::uint64_t>(), asked_before + 10);
   // Another node knows as well that nothing is left, or learns it from those it asks.
-  rpc::Client af(client_options(cluster.client_address(4)));
+  rpc::NodeClient af(client_options(cluster.client_address(4)));
   for (int k = 0; k < kKeys; ++k) {
     EXPECT_FALSE(af.check(item("few", "k" + std::to_string(k), 1)).allowed);
   }
@@ -558,16 +559,16 @@ TEST_F(ClusterTest, ALimitBelowTheNumberOfNodesIsUsedUpFromOneOfThem) {
 TEST_F(ClusterTest, AHomeDecidesForAllRegions) {
   Cluster cluster(options({"eu", "us", "ap"}));
   cluster.start_all();
-  std::vector<std::unique_ptr<rpc::Client>> clients;
+  std::vector<std::unique_ptr<rpc::NodeClient>> clients;
   for (std::size_t i = 0; i < 3; ++i) {
-    clients.push_back(std::make_unique<rpc::Client>(client_options(cluster.client_address(i))));
+    clients.push_back(std::make_unique<rpc::NodeClient>(client_options(cluster.client_address(i))));
   }
   // Nodes that started first have yet to find the others.
   auto connected = [&] {
     std::vector<rpc::CheckItem> peeks;
     for (int k = 0; k < 50; ++k) peeks.push_back(item("home", "peek" + std::to_string(k), 0));
     for (auto& client : clients) {
-      for (const rpc::CheckReply& reply : client->check(peeks)) {
+      for (const Reply& reply : client->check(peeks)) {
         if (!reply.error.empty()) return false;
       }
     }
@@ -586,7 +587,7 @@ TEST_F(ClusterTest, AHomeDecidesForAllRegions) {
       for (int i = 0; i < 60; ++i) {
         std::vector<rpc::CheckItem> items;
         for (int k = 0; k < kKeys; ++k) items.push_back(item("home", "h" + std::to_string(k), 1));
-        std::vector<rpc::CheckReply> replies = from.check(items);
+        std::vector<Reply> replies = from.check(items);
         for (int k = 0; k < kKeys; ++k) {
           errors += !replies[static_cast<std::size_t>(k)].error.empty();
           allowed[k] += replies[static_cast<std::size_t>(k)].allowed;
@@ -599,8 +600,8 @@ TEST_F(ClusterTest, AHomeDecidesForAllRegions) {
   for (const auto& count : allowed) EXPECT_EQ(count, 100);
   // What is counted beside it is what passed, in all regions together.
   ASSERT_TRUE(converges(cluster));
-  rpc::CheckReply peek = clients[0]->check(item("home", "h0", 0));
-  ASSERT_EQ(peek.statuses.size(), 2u) << peek.error;
+  Reply peek = clients[0]->check(item("home", "h0", 0));
+  ASSERT_EQ(peek.statuses.size(), 2u) << peek.error.to_string();
   EXPECT_EQ(peek.statuses[0].remaining, 0u);
   EXPECT_EQ(peek.statuses[1].limit - peek.statuses[1].remaining, 100u);
   auto status = nlohmann::json::parse(cluster.status(0), nullptr, false);
@@ -613,11 +614,11 @@ TEST_F(ClusterTest, AHomeDecidesForAllRegions) {
   int counted = 0;
   int open = 0;
   for (int k = 0; k < 30; ++k) {
-    rpc::CheckReply reply = clients[0]->check(item("home", "new" + std::to_string(k), 1));
-    unavailable += reply.error.find("limiter_unavailable: rule \"home\"") == 0;
+    Reply reply = clients[0]->check(item("home", "new" + std::to_string(k), 1));
+    unavailable += reply.error.to_string().find("closed: rule \"home\"") == 0;
     counted += reply.allowed;
     reply = clients[0]->check(item("home-open", "new" + std::to_string(k), 1));
-    EXPECT_TRUE(reply.allowed) << reply.error;
+    EXPECT_TRUE(reply.allowed) << reply.error.to_string();
     ASSERT_EQ(reply.statuses.size(), 1u);
     open += reply.statuses[0].degraded;
   }
@@ -633,7 +634,7 @@ TEST_F(ClusterTest, AHomeDecidesForAllRegions) {
         cluster.http_address(0),
         fmt::format(R"({{"domain":"api","descriptor":{{"mode":"home","key":"http{}"}}}})", k));
     refused += answer.find("503") != std::string::npos &&
-               answer.find("limiter_unavailable: rule ") != std::string::npos;
+               answer.find("closed: rule ") != std::string::npos;
     passed += answer.find("\"limit\":100,\"remaining\":99") != std::string::npos;
   }
   EXPECT_GT(refused, 0);
@@ -643,13 +644,13 @@ TEST_F(ClusterTest, AHomeDecidesForAllRegions) {
   ASSERT_TRUE(converges(cluster));
   for (int k = 0; k < kKeys; ++k) {
     rpc::CheckItem one = item("home", "h" + std::to_string(k), 1);
-    rpc::CheckReply reply;
+    Reply reply;
     for (int i = 0; i < 100; ++i) {
       reply = clients[0]->check(one);
       if (reply.error.empty()) break;
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
-    EXPECT_EQ(reply.error, "");
+    EXPECT_EQ(reply.error.to_string(), "");
     EXPECT_FALSE(reply.allowed) << k;
   }
 }
@@ -674,17 +675,17 @@ TEST_F(ClusterTest, ARuleGetsAHomeWhileNodesRun) {
     }
     ASSERT_TRUE(loaded(node));
   }
-  rpc::Client eu(client_options(cluster.client_address(0)));
-  rpc::Client us(client_options(cluster.client_address(1)));
+  rpc::NodeClient eu(client_options(cluster.client_address(0)));
+  rpc::NodeClient us(client_options(cluster.client_address(1)));
   int allowed = 0;
   for (int i = 0; i < 200; ++i) {
-    rpc::CheckReply reply;
+    Reply reply;
     for (int tries = 0; tries < 100; ++tries) {
       reply = (i % 2 == 0 ? eu : us).check(item("home", "k", 1));
       if (reply.error.empty()) break;  // nodes have yet to find each other's client ports
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
-    ASSERT_EQ(reply.error, "");
+    ASSERT_EQ(reply.error.to_string(), "");
     allowed += reply.allowed;
   }
   EXPECT_EQ(allowed, 100);

@@ -17,9 +17,9 @@
 #include <weir/limits/rules/rules_yaml.h>
 #include <weir/node/control/rules_watch.h>
 #include <weir/node/engine/engine.h>
-#include <weir/node/fronts/admin/metrics.h>
 #include <weir/node/fronts/capnp/service.h>
 #include <weir/node/fronts/http/http_front.h>
+#include <weir/node/report/metrics.h>
 #include <weir/node/service/home.h>
 #include <weir/node/version.h>
 #include <weir/rpc/client/node_client.h>
@@ -96,10 +96,11 @@ struct Daemon::Impl final : rpc::PeerHandler,
   rpc::EventLoop loop;
   std::unique_ptr<storage::Store> store;
   std::unique_ptr<Engine> engine;
-  std::unique_ptr<HomeDesk> home;                    // null: no rule needed it yet
-  bool has_homes = false;                            // some rule in force has one
-  bool has_rights = false;                           // some rule in force is an escrow rule
-  std::vector<std::unique_ptr<rpc::Client>> others;  // by peer, null: no address; for forwarding
+  std::unique_ptr<HomeDesk> home;  // null: no rule needed it yet
+  bool has_homes = false;          // some rule in force has one
+  bool has_rights = false;         // some rule in force is an escrow rule
+  std::vector<std::unique_ptr<rpc::NodeClient>>
+      others;  // by peer, null: no address; for forwarding
   std::unique_ptr<rpc::PeerNetwork> peers;
   std::unique_ptr<rpc::ServiceServer> service;
   std::unique_ptr<HttpFront> http;
@@ -248,12 +249,12 @@ struct Daemon::Impl final : rpc::PeerHandler,
         others.push_back(nullptr);
         continue;
       }
-      rpc::ClientOptions client;
+      rpc::NodeClientOptions client;
       client.address = peer.client;
       client.deadline = config.home.deadline;
       client.backoff_max = kSecond;
       client.breaker_max = 10 * kSecond;
-      others.push_back(std::make_unique<rpc::Client>(std::move(client)));
+      others.push_back(std::make_unique<rpc::NodeClient>(std::move(client)));
     }
     home = std::make_unique<HomeDesk>(*engine, std::move(options), *this);
   }
@@ -470,8 +471,8 @@ struct Daemon::Impl final : rpc::PeerHandler,
   static constexpr const char* kNotDurable =
       "limiter_unavailable: storage has failed and the rule is on_failure: closed";
 
-  rpc::CheckReply reply_of(const Decision& decision, const Request& request) {
-    rpc::CheckReply reply = node::reply_of(decision, *rules);
+  Reply reply_of(const Decision& decision, const Request& request) {
+    Reply reply = node::reply_of(decision, *rules);
     for (std::size_t i = 0; request.wants_bound && i < reply.statuses.size(); ++i) {
       reply.statuses[i].over_admission =
           engine->over_admission(decision.statuses[i].rule, wall_clock());
@@ -479,10 +480,9 @@ struct Daemon::Impl final : rpc::PeerHandler,
     return reply;
   }
 
-  kj::Promise<void> check(std::span<const Request> requests,
-                          std::span<rpc::CheckReply> replies) override {
+  kj::Promise<void> check(std::span<const Request> requests, std::span<Reply> replies) override {
     if (stopping) {
-      for (rpc::CheckReply& reply : replies) reply.error = "unavailable: stopping";
+      for (Reply& reply : replies) reply.error = "unavailable: stopping";
       return kj::READY_NOW;
     }
     Nanos wall = wall_clock();
@@ -534,7 +534,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
   /// What is decided elsewhere of one call, and who waits for it.
   struct Away {
     std::size_t open = 0;
-    std::vector<std::pair<std::size_t, rpc::CheckReply>> replies;  // by index in the call
+    std::vector<std::pair<std::size_t, Reply>> replies;  // by index in the call
     kj::Maybe<kj::Own<kj::PromiseFulfiller<void>>> done;
   };
 
@@ -549,9 +549,9 @@ struct Daemon::Impl final : rpc::PeerHandler,
     if (!passed) --away->open;
     return passed;
   }
-  static std::function<void(rpc::CheckReply)> answer_of(std::size_t index,
-                                                        const std::shared_ptr<Away>& away) {
-    return [index, away](rpc::CheckReply reply) {
+  static std::function<void(Reply)> answer_of(std::size_t index,
+                                              const std::shared_ptr<Away>& away) {
+    return [index, away](Reply reply) {
       away->replies.emplace_back(index, std::move(reply));
       if (--away->open > 0) return;
       KJ_IF_MAYBE (done, away->done) {
@@ -572,7 +572,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
     return home ? home->refuse(request) : "unavailable: no rule is decided for other nodes here";
   }
 
-  kj::Promise<void> here(std::span<rpc::CheckReply> replies,
+  kj::Promise<void> here(std::span<Reply> replies,
                          std::vector<std::pair<std::size_t, bool>> waiting) {
     if (waiting.empty()) return kj::READY_NOW;
     return durable(waiting.size()).then([replies, waiting = std::move(waiting)](bool yes) {
@@ -591,17 +591,16 @@ struct Daemon::Impl final : rpc::PeerHandler,
     return kj::mv(durable.promise);
   }
 
-  static void not_durable(rpc::CheckReply& reply, bool open) {
+  static void not_durable(Reply& reply, bool open) {
     if (!open) {
       reply = {};
       reply.error = kNotDurable;
       return;
     }
-    for (rpc::CheckStatus& status : reply.statuses) status.degraded = true;
+    for (Status& status : reply.statuses) status.degraded = true;
   }
 
-  kj::Promise<void> reserve(const Request& request, Nanos timeout,
-                            rpc::ReserveReply& reply) override {
+  kj::Promise<void> reserve(const Request& request, Nanos timeout, ReserveReply& reply) override {
     if (stopping) {
       reply.decision.error = "unavailable: stopping";
       return kj::READY_NOW;
@@ -625,7 +624,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
   }
 
   kj::Promise<void> lease(const Request& request, const LeaseTerms& terms,
-                          rpc::LeaseReply& reply) override {
+                          LeaseReply& reply) override {
     if (stopping) {
       reply.decision.error = "unavailable: stopping";
       return kj::READY_NOW;
@@ -658,7 +657,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
   }
 
   kj::Promise<void> settle(std::string_view ticket, std::uint64_t hits,
-                           rpc::SettleReply& reply) override {
+                           SettleReply& reply) override {
     if (stopping) {
       reply.error = "unavailable: stopping";
       return kj::READY_NOW;
@@ -689,10 +688,10 @@ struct Daemon::Impl final : rpc::PeerHandler,
     });
   }
 
-  std::function<void(rpc::CheckReply)> told_over_http(const Request& request,
-                                                      std::function<void(const HttpAnswer&)> done) {
-    return [this, domain = std::string(request.domain), done = std::move(done)](
-               const rpc::CheckReply& reply) { done(http_answer(reply, domain)); };
+  std::function<void(Reply)> told_over_http(const Request& request,
+                                            std::function<void(const HttpAnswer&)> done) {
+    return [this, domain = std::string(request.domain),
+            done = std::move(done)](const Reply& reply) { done(http_answer(reply, domain)); };
   }
 
   void reserve(const Request& request, Nanos timeout,
@@ -770,14 +769,14 @@ struct Daemon::Impl final : rpc::PeerHandler,
     return where.empty() ? where : where + ": reserve there";
   }
 
-  HttpAnswer http_answer(const rpc::CheckReply& reply, const std::string& domain) {
+  HttpAnswer http_answer(const Reply& reply, const std::string& domain) {
     HttpAnswer answer;
     answer.error = reply.error;
     answer.allowed = reply.allowed;
     answer.deciding = reply.deciding;
     answer.repeated = reply.repeated;
     answer.now = wall_clock();
-    for (const rpc::CheckStatus& status : reply.statuses) {
+    for (const Status& status : reply.statuses) {
       HttpStatus out;
       out.rule = status.rule;
       out.allowed = status.allowed;
@@ -814,24 +813,23 @@ struct Daemon::Impl final : rpc::PeerHandler,
   bool reachable(std::size_t member) override {
     return others[member - 1] && others[member - 1]->usable();
   }
-  static rpc::Client::Deadline after(Nanos patience) {
+  static rpc::NodeClient::Deadline after(Nanos patience) {
     return std::chrono::steady_clock::now() + std::chrono::nanoseconds(patience);
   }
   void forward(std::size_t member, rpc::CheckItem item, Nanos patience,
-               std::function<void(rpc::CheckReply)> done) override {
+               std::function<void(Reply)> done) override {
     auto on = on_loop(std::move(done));
     others[member - 1]->check_async(
-        {std::move(item)},
-        [on](std::vector<rpc::CheckReply> replies) { on(std::move(replies.front())); },
+        {std::move(item)}, [on](std::vector<Reply> replies) { on(std::move(replies.front())); },
         after(patience));
   }
   void forward_reserve(std::size_t member, rpc::CheckItem item, Nanos timeout, Nanos patience,
-                       std::function<void(rpc::ReserveReply)> done) override {
+                       std::function<void(ReserveReply)> done) override {
     others[member - 1]->reserve_async(std::move(item), timeout, on_loop(std::move(done)),
                                       after(patience));
   }
   void forward_settle(std::size_t member, std::string ticket, std::uint64_t hits,
-                      std::function<void(rpc::SettleReply)> done) override {
+                      std::function<void(SettleReply)> done) override {
     others[member - 1]->settle_async(std::move(ticket), hits, on_loop(std::move(done)));
   }
   void when_durable(std::function<void(bool)> done) override {

@@ -211,7 +211,7 @@ class Clients {
       bool answered =
           send([this, number, key, hits, lease, sent, retry_after, allowed = decision.allowed] {
             Client& client = clients_[number];
-            auto told = std::make_shared<rpc::CheckReply>();
+            auto told = std::make_shared<Reply>();
             if (lease.ticket) {
               reached("a lease");
               LeaseBook::Grant grant{0, std::to_string(lease.ticket.number), lease.hits, lease.term,
@@ -237,8 +237,8 @@ class Clients {
       }
       reached("denied by the node");
       Client& client = clients_[number];
-      client.book.denied(key, hits, std::make_shared<rpc::CheckReply>(),
-                         decision.decider()->retry_after, local(client));
+      client.book.denied(key, hits, std::make_shared<Reply>(), decision.decider()->retry_after,
+                         local(client));
     });
   }
 

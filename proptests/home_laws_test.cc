@@ -66,7 +66,7 @@ LAW(42,
     if (again) std::tie(at, item) = open_ids.begin()->second;
     key = item.entries[0].second;
     lost_answer = false;
-    rpc::CheckReply reply = cluster.check(at, item);
+    Reply reply = cluster.check(at, item);
     reached("a peek", item.hits == 0);
     reached("sent again", again);
     reached("fails open", open && !arrived);
@@ -132,8 +132,8 @@ LAW(46,
   for (std::uint64_t i = 0; i <= limit; ++i) {
     if (*chance(30)) item.id = "id" + std::to_string(i);
     reached("with a name", !item.id.empty());
-    rpc::CheckReply reply = cluster.check(node, item);
-    RC_ASSERT(reply.error == "");
+    Reply reply = cluster.check(node, item);
+    RC_ASSERT(reply.error.empty());
     RC_ASSERT(reply.allowed == (i < limit));
     item.id.clear();
     const Nanos pause = *one_of<Nanos>({0, 10, 20, 20, 400}) * kMillisecond;
@@ -193,8 +193,8 @@ LAW(23,
     if (again) std::tie(at, item) = open_ids.begin()->second;
     if (told) std::tie(at, item) = passed_ids.begin()->second;
     lost_answer = false;
-    rpc::CheckReply reply = cluster.check(at, item);
-    RC_ASSERT(reply.error == "");
+    Reply reply = cluster.check(at, item);
+    RC_ASSERT(reply.error.empty());
     reached("sent again", again);
     open_ids.erase(item.id);
     if (told) {

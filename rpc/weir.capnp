@@ -177,8 +177,9 @@ interface Service {
   # Decides the request and, if it can, holds up to `most` hits in all, which the client may spend on
   # its own within termNs from when it sent this. `ticket` is settled with what was used; it is empty
   # if there is no lease.
-  rules @5 () -> (yaml :Text);
-  # The rules in force (docs/rules.md): what a client's failure policy goes by.
+  rules @5 (known :Text) -> (yaml :Text, version :Text, same :Bool);
+  # The rules in force (docs/rules.md): what a client's failure policy goes by. Where `known` is their
+  # version, `same` is told in place of the text.
 }
 
 struct CheckRequest {
@@ -188,6 +189,24 @@ struct CheckRequest {
   id @3 :Text;           # not empty: names the request, which then counts once
   only @4 :List(Text);   # from another node, not empty: these rules alone, and no further
   wantsBound @5 :Bool;   # the answer should tell overAdmission
+  more @6 :List(Descriptor);  # further descriptors: all rules of all must allow, or nothing counts
+}
+
+struct Descriptor {
+  entries @0 :List(Entry);
+  hits @1 :UInt64 = 1;   # 0 peeks
+}
+
+enum ErrorKind {
+  # limits/reply.h says what each means.
+  none @0;
+  invalid @1;
+  unavailable @2;
+  overloaded @3;
+  deadline @4;
+  unknown @5;
+  closed @6;
+  unsupported @7;
 }
 
 struct Entry {
@@ -196,19 +215,21 @@ struct Entry {
 }
 
 struct CheckResult {
-  error @0 :Text;              # not empty: no decision was made
+  error @0 :Text;              # no decision was made, and why; errorKind says of what kind
   allowed @1 :Bool;
   deciding @2 :Int32 = -1;     # index into statuses; -1: no enforcing rule matched
   statuses @3 :List(RuleStatus);
   repeated @4 :Bool;           # the id passed before: what it was told then
+  errorKind @5 :ErrorKind;
 }
 
 struct SettleResult {
-  error @0 :Text;              # not empty: nothing was settled
+  error @0 :Text;              # nothing was settled, and why
   settled @1 :Bool;            # false: no such ticket is open, nothing has changed
   reserved @2 :UInt64;         # hits, as estimated
   lapsed @3 :Bool;             # some window's time was over: there nothing was counted
   degraded @4 :Bool;           # counted, and not durable as a rule promises: storage has failed
+  errorKind @5 :ErrorKind;
 }
 
 struct RuleStatus {
@@ -223,4 +244,7 @@ struct RuleStatus {
   delayNs @8 :Int64;           # allowed: after this long forward the request (leaky buckets)
   overAdmission @9 :Int64 = -1;  # if asked for: units, by which the rule may be over its limit at most
   elsewhere @10 :Bool;          # denied: other members may have rights left, and are being asked
+  quota @11 :UInt64;            # units per windowNs, as configured
+  windowNs @12 :Int64;          # 0: of no fixed length
+  descriptor @13 :UInt16;       # of the request, that it is about
 }

@@ -674,9 +674,21 @@ bool decode_bytes(std::span<const std::byte> bytes, crdt::Message& out, std::str
   });
 }
 
-void encode(const CheckReply& reply, schema::CheckResult::Builder out) {
+Error decode_error(schema::ErrorKind kind, capnp::Text::Reader detail) {
+  constexpr auto kMost = static_cast<std::uint16_t>(ErrorKind::unsupported);
+  const auto number = static_cast<std::uint16_t>(kind);
+  const bool unclear = number > kMost || (number == 0 && detail.size() > 0);
+  return {unclear ? ErrorKind::unknown : static_cast<ErrorKind>(number), copy(detail)};
+}
+
+schema::ErrorKind encode_kind(ErrorKind kind) {
+  return static_cast<schema::ErrorKind>(kind);
+}
+
+void encode(const Reply& reply, schema::CheckResult::Builder out) {
   if (!reply.error.empty()) {
-    out.setError(text(reply.error));
+    out.setError(text(reply.error.detail));
+    out.setErrorKind(encode_kind(reply.error.kind));
     return;
   }
   out.setAllowed(reply.allowed);
@@ -684,7 +696,7 @@ void encode(const CheckReply& reply, schema::CheckResult::Builder out) {
   out.setRepeated(reply.repeated);
   auto statuses = out.initStatuses(count(reply.statuses.size()));
   for (std::size_t i = 0; i < reply.statuses.size(); ++i) {
-    const CheckStatus& status = reply.statuses[i];
+    const Status& status = reply.statuses[i];
     auto to = statuses[count(i)];
     to.setRule(text(status.rule));
     to.setLimit(status.limit);
@@ -696,6 +708,9 @@ void encode(const CheckReply& reply, schema::CheckResult::Builder out) {
     to.setDegraded(status.degraded);
     to.setElsewhere(status.elsewhere);
     to.setDelayNs(status.delay);
+    to.setQuota(status.quota);
+    to.setWindowNs(status.window);
+    to.setDescriptor(status.descriptor);
     if (status.over_admission) {
       constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
       to.setOverAdmission(static_cast<std::int64_t>(
@@ -704,9 +719,9 @@ void encode(const CheckReply& reply, schema::CheckResult::Builder out) {
   }
 }
 
-bool decode(schema::CheckResult::Reader in, CheckReply& out) {
+bool decode(schema::CheckResult::Reader in, Reply& out) {
   out = {};
-  out.error = copy(in.getError());
+  out.error = decode_error(in.getErrorKind(), in.getError());
   if (!out.error.empty()) return true;
   out.allowed = in.getAllowed();
   out.deciding = in.getDeciding();
@@ -717,7 +732,7 @@ bool decode(schema::CheckResult::Reader in, CheckReply& out) {
   out.statuses.resize(statuses.size());
   for (std::size_t i = 0; i < out.statuses.size(); ++i) {
     auto from = statuses[count(i)];
-    CheckStatus& status = out.statuses[i];
+    Status& status = out.statuses[i];
     status.rule = copy(from.getRule());
     status.limit = from.getLimit();
     status.remaining = from.getRemaining();
@@ -728,6 +743,9 @@ bool decode(schema::CheckResult::Reader in, CheckReply& out) {
     status.degraded = from.getDegraded();
     status.elsewhere = from.getElsewhere();
     status.delay = std::max<Nanos>(from.getDelayNs(), 0);
+    status.quota = from.getQuota();
+    status.window = std::max<Nanos>(from.getWindowNs(), 0);
+    status.descriptor = from.getDescriptor();
     if (from.getOverAdmission() >= 0) {
       status.over_admission = static_cast<std::uint64_t>(from.getOverAdmission());
     }

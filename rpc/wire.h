@@ -37,9 +37,12 @@ std::size_t encoded_size(const crdt::Message& message);
 bool encode_bytes(const crdt::Message& message, std::vector<std::byte>& out, std::string& error);
 bool decode_bytes(std::span<const std::byte> bytes, crdt::Message& out, std::string& error);
 
-void encode(const CheckReply& reply, schema::CheckResult::Builder out);
+void encode(const Reply& reply, schema::CheckResult::Builder out);
 /// False if the result is not well-formed.
-bool decode(schema::CheckResult::Reader in, CheckReply& out);
+bool decode(schema::CheckResult::Reader in, Reply& out);
+/// A text without a kind is of a node that knew none, and `unknown`; so is a kind that is new here.
+Error decode_error(schema::ErrorKind kind, capnp::Text::Reader detail);
+schema::ErrorKind encode_kind(ErrorKind kind);
 
 crdt::Incarnation read(schema::Incarnation::Reader in);
 void write(const crdt::Incarnation& id, schema::Incarnation::Builder out);

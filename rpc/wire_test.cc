@@ -380,20 +380,20 @@ TEST(Wire, GarbageIsRefused) {
 }
 
 TEST(Wire, RepliesRoundTrip) {
-  CheckReply reply;
+  Reply reply;
   reply.allowed = false;
   reply.deciding = 1;
   reply.statuses = {{"per-ip", 10, 3, kSecond, 0, true, true, false},
                     {"per-key", kMax, 0, kMinute, kNever, false, false, true}};
   reply.statuses[0].delay = 250 * kMillisecond;
   reply.statuses[0].over_admission = 17;
-  CheckReply failed;
-  failed.error = "deadline";
-  for (const auto& in : {reply, failed, CheckReply{}}) {
+  Reply failed;
+  failed.error = {ErrorKind::deadline, "no answer in time"};
+  for (const auto& in : {reply, failed, Reply{}}) {
     capnp::MallocMessageBuilder builder;
     auto root = builder.initRoot<schema::CheckResult>();
     encode(in, root);
-    CheckReply out;
+    Reply out;
     ASSERT_TRUE(decode(root.asReader(), out));
     EXPECT_EQ(out, in);
   }
@@ -402,7 +402,7 @@ TEST(Wire, RepliesRoundTrip) {
     capnp::MallocMessageBuilder builder;
     auto root = builder.initRoot<schema::CheckResult>();
     root.initStatuses(1);
-    CheckReply out;
+    Reply out;
     ASSERT_TRUE(decode(root.asReader(), out));
     EXPECT_EQ(out.statuses[0].delay, 0);
     root.getStatuses()[0].setDelayNs(-5);
@@ -412,7 +412,7 @@ TEST(Wire, RepliesRoundTrip) {
   capnp::MallocMessageBuilder builder;
   auto root = builder.initRoot<schema::CheckResult>();
   root.setDeciding(3);
-  CheckReply out;
+  Reply out;
   EXPECT_FALSE(decode(root.asReader(), out)) << "decided by a status that is not there";
 }
 

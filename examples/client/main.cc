@@ -38,7 +38,7 @@ int main(int argc, char** argv) {
   weir::Backoff backoff({}, [&](std::uint64_t n) { return random() % n; });
   int done = 0;
   for (int i = 0; i < 1000; ++i) {
-    const weir::Reply reply = client.check(item);
+    const weir::ClientReply reply = client.check(item);
     if (!reply.error.empty()) {
       std::fprintf(stderr, "no decision: %s\n", reply.error.c_str());
       return 1;
@@ -48,7 +48,7 @@ int main(int argc, char** argv) {
       backoff.reset();
       continue;
     }
-    const weir::rpc::CheckStatus* decider = reply.decider();
+    const weir::Status* decider = reply.decider();
     const weir::Nanos wait =
         decider == nullptr ? backoff.next() : backoff.next(decider->retry_after);
     std::printf("denied%s%s; would wait %.3f s\n", decider == nullptr ? "" : " by ",

@@ -198,10 +198,10 @@ void Cluster::heal(std::size_t node) {
 }
 
 std::string Cluster::status(std::size_t node) const {
-  rpc::ClientOptions options;
+  rpc::NodeClientOptions options;
   options.address = client_address(node);
   options.status_deadline = 500 * kMillisecond;
-  return rpc::Client(options).status();
+  return rpc::NodeClient(options).status();
 }
 
 bool Cluster::converged() const {

@@ -74,11 +74,11 @@ struct Demo {
 
   std::optional<std::uint64_t> used(std::size_t node, const std::string& rule,
                                     const std::string& key) const {
-    weir::rpc::ClientOptions options;
+    weir::rpc::NodeClientOptions options;
     options.address = cluster.client_address(node);
     options.deadline = kSecond;
-    weir::rpc::Client client(options);
-    weir::rpc::CheckReply reply = client.check(weir::rpc::CheckItem{"api", {{"api_key", key}}, 0});
+    weir::rpc::NodeClient client(options);
+    weir::Reply reply = client.check(weir::rpc::CheckItem{"api", {{"api_key", key}}, 0});
     for (const auto& status : reply.statuses) {
       if (status.rule == rule) return status.limit - status.remaining;
     }

@@ -64,12 +64,12 @@ Load::Tallies Load::tallies() const {
 }
 
 void Load::run() {
-  rpc::ClientOptions client_options;
+  rpc::NodeClientOptions client_options;
   client_options.address = options_.address;
   client_options.deadline = options_.deadline;
   client_options.breaker_misses = 0;  // a node that was killed comes back, and is wanted at once
   client_options.backoff_max = 200 * kMillisecond;
-  rpc::Client client(client_options);
+  rpc::NodeClient client(client_options);
   using Clock = std::chrono::steady_clock;
   auto step = std::chrono::nanoseconds(kSecond * static_cast<Nanos>(options_.batch) /
                                        static_cast<Nanos>(options_.per_second));
@@ -89,14 +89,14 @@ void Load::run() {
   }
 }
 
-void Load::send_batch(rpc::Client& client, std::size_t& at) {
+void Load::send_batch(rpc::NodeClient& client, std::size_t& at) {
   std::vector<rpc::CheckItem> items;
   for (std::size_t i = 0; i < options_.batch; ++i) {
     items.push_back({options_.domain, {{options_.key, options_.keys[at]}}, 1});
     at = (at + 1) % options_.keys.size();
   }
   std::int64_t window = options_.quiet_every > 0 ? wall_clock() / options_.quiet_every : 0;
-  std::vector<rpc::CheckReply> replies = client.check(items);
+  std::vector<Reply> replies = client.check(items);
   bool unreachable = false;
   std::unique_lock lock(mutex_);
   for (std::size_t i = 0; i < items.size(); ++i) {

@@ -64,7 +64,7 @@ class Load {
 
  private:
   void run();
-  void send_batch(rpc::Client& client, std::size_t& at);
+  void send_batch(rpc::NodeClient& client, std::size_t& at);
 
   LoadOptions options_;
   std::atomic<bool> stopping_{false};

@@ -230,8 +230,8 @@ void add_validate(CLI::App& app, int& result) {
 
 // weir check, reserve and settle
 
-rpc::ClientOptions client_options(const std::string& address, Nanos timeout) {
-  rpc::ClientOptions out;
+rpc::NodeClientOptions client_options(const std::string& address, Nanos timeout) {
+  rpc::NodeClientOptions out;
   out.address = address;
   out.connect_timeout = timeout;
   out.deadline = timeout;
@@ -350,7 +350,7 @@ const char* source_name(Source source) {
 
 Json check_json(const Reply& reply) {
   Json rules = Json::array();
-  for (const rpc::CheckStatus& status : reply.statuses) {
+  for (const Status& status : reply.statuses) {
     rules.push_back({{"rule", status.rule},
                      {"allowed", status.allowed},
                      {"limit", status.limit},
@@ -361,7 +361,7 @@ Json check_json(const Reply& reply) {
                      {"shadow", status.shadow},
                      {"degraded", status.degraded}});
   }
-  const rpc::CheckStatus* decider = reply.decider();
+  const Status* decider = reply.decider();
   Json out{{"allowed", reply.allowed},
            {"repeated", reply.repeated},
            {"delay_s", wait_json(reply.delay())},
@@ -377,7 +377,7 @@ Json check_json(const Reply& reply) {
 std::string check_text(const Reply& reply) {
   std::string out = reply.allowed ? "allowed" : "denied";
   if (reply.repeated) out += " before";
-  if (const rpc::CheckStatus* decider = reply.decider()) {
+  if (const Status* decider = reply.decider()) {
     out += " by " + printable(decider->rule);
     if (!reply.allowed) {
       out += decider->retry_after == kNever
@@ -397,7 +397,7 @@ std::string check_text(const Reply& reply) {
   using Align = Table::Align;
   Table table({Align::left, Align::left, Align::right, Align::right, Align::right, Align::right});
   table.add({"rule", "says", "limit", "remaining", "reset", "retry after"});
-  for (const rpc::CheckStatus& status : reply.statuses) {
+  for (const Status& status : reply.statuses) {
     std::string says = status.allowed ? "allowed" : "denied";
     if (status.shadow) says += " (shadow)";
     if (status.degraded) says += " (not counted)";
@@ -515,7 +515,7 @@ int run_settle(SettleArguments& arguments) {
   ClientOptions options;
   if (!arguments.options(options)) return kError;
   Client client(std::move(options));
-  const rpc::SettleReply reply = client.settle(arguments.ticket, arguments.hits);
+  const SettleReply reply = client.settle(arguments.ticket, arguments.hits);
   if (!reply.error.empty()) return fail(fmt::format("{}: {}", arguments.names(), reply.error));
   if (arguments.json) {
     print(dump({{"settled", reply.settled},
@@ -559,7 +559,7 @@ volatile std::sig_atomic_t interrupted = 0;
 
 /// One answer per client. They are asked at the same time: a dead one costs its timeout once.
 std::vector<NodeAnswer> ask(const std::vector<std::string>& addresses,
-                            std::vector<std::unique_ptr<rpc::Client>>& clients) {
+                            std::vector<std::unique_ptr<rpc::NodeClient>>& clients) {
   std::vector<NodeAnswer> answers(clients.size());
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < clients.size(); ++i) {
@@ -581,10 +581,10 @@ void sleep_unless_interrupted(Nanos length) {
 }
 
 int run_status(const StatusArguments& arguments) {
-  std::vector<std::unique_ptr<rpc::Client>> clients;
+  std::vector<std::unique_ptr<rpc::NodeClient>> clients;
   for (const std::string& address : arguments.addresses) {
     clients.push_back(
-        std::make_unique<rpc::Client>(client_options(address, duration_of(arguments.timeout))));
+        std::make_unique<rpc::NodeClient>(client_options(address, duration_of(arguments.timeout))));
   }
   if (arguments.watch) {
     std::signal(SIGINT, [](int) { interrupted = 1; });

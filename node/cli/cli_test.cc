@@ -183,14 +183,13 @@ TEST_F(Cli, OutputThatIsLostIsAnError) {
 // Allows up to 5 hits; says nothing about domain "quiet".
 class Handler : public rpc::ServiceHandler {
  public:
-  kj::Promise<void> check(std::span<const Request> requests,
-                          std::span<rpc::CheckReply> replies) override {
+  kj::Promise<void> check(std::span<const Request> requests, std::span<Reply> replies) override {
     for (std::size_t i = 0; i < requests.size(); ++i) {
       const Request& request = requests[i];
-      rpc::CheckReply& reply = replies[i];
+      Reply& reply = replies[i];
       reply.allowed = request.hits <= 5;
       if (request.domain == "quiet") continue;
-      rpc::CheckStatus status;
+      Status status;
       status.rule = "rule-of-" + std::string(request.descriptor[0].value);
       status.limit = 5;
       status.remaining = reply.allowed ? 5 - request.hits : 5;
@@ -204,21 +203,20 @@ class Handler : public rpc::ServiceHandler {
     }
     return kj::READY_NOW;
   }
-  kj::Promise<void> reserve(const Request& request, Nanos timeout,
-                            rpc::ReserveReply& reply) override {
+  kj::Promise<void> reserve(const Request& request, Nanos timeout, ReserveReply& reply) override {
     auto checked = check(std::span(&request, 1), std::span(&reply.decision, 1));
     if (reply.decision.allowed && request.hits > 0) reply.ticket = fmt::format("t{}", timeout);
     return checked;
   }
   kj::Promise<void> settle(std::string_view ticket, std::uint64_t hits,
-                           rpc::SettleReply& reply) override {
+                           SettleReply& reply) override {
     reply.settled = ticket == "t60000000000";
     reply.reserved = 5;
     reply.lapsed = hits == 0;
     return kj::READY_NOW;
   }
   kj::Promise<void> lease(const Request& request, const LeaseTerms& terms,
-                          rpc::LeaseReply& reply) override {
+                          LeaseReply& reply) override {
     auto checked = check(std::span(&request, 1), std::span(&reply.decision, 1));
     reply.ticket = "lease";
     reply.hits = terms.most;

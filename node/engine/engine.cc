@@ -139,6 +139,11 @@ void Engine::check(const Request& request, Nanos wall, Decision& out) {
   limiter_->check(request, clock(wall), out);
 }
 
+void Engine::check(std::span<const Request> requests, Nanos wall, std::span<Decision> out) {
+  if (requests.size() == 1) return limiter_->check(requests[0], clock(wall), out[0]);
+  if (!requests.empty()) limiter_->check(requests, clock(wall), out);
+}
+
 Ticket Engine::reserve(const Request& request, Nanos wall, Nanos timeout, Decision& out) {
   return limiter_->reserve(request, clock(wall), timeout, out);
 }
@@ -177,20 +182,20 @@ void Engine::when_durable(std::function<void(bool)> done, std::size_t requests) 
     done(false);
     return;
   }
+  if (waiters_.empty()) waits_since_ = wall_;
   waiters_.push_back({generation_, std::move(done), requests, wall_});
   waiting_ += requests;
 }
 
-std::string Engine::shed(const Request& request, Nanos wall) {
-  if (waiters_.empty()) return {};
-  const Nanos waited = wall - waiters_.front().since;
+Error Engine::shed(const Request& request, Nanos wall) {
+  if (!overloaded(wall)) return {};
+  const std::size_t waiting = waiting_;
   std::string why;
-  if (waiting_ >= options_.max_waiting) {
-    why = std::to_string(waiting_) + " requests wait for the disk";
-  } else if (waited >= options_.max_commit_wait) {
-    why = "the disk has committed nothing for " + std::to_string(waited / kMillisecond) + " ms";
+  if (waiting >= options_.max_waiting) {
+    why = std::to_string(waiting) + " requests wait for the disk";
   } else {
-    return {};
+    why = "the disk has committed nothing for " +
+          std::to_string((wall - waits_since_) / kMillisecond) + " ms";
   }
   const std::shared_ptr<const RuleSet> rules = limiter_->rules();
   std::vector<std::uint32_t> matched;
@@ -201,7 +206,7 @@ std::string Engine::shed(const Request& request, Nanos wall) {
   });
   if (!waits) return {};
   ++shed_;
-  return "unavailable: shedding: " + why;
+  return {ErrorKind::overloaded, why};
 }
 
 void Engine::pump(Nanos wall) {
@@ -215,7 +220,10 @@ void Engine::pump(Nanos wall) {
   Nanos floor = now - options_.replica.max_skew;
   if (sweep) {
     limiter_->sweep(floor);
-    over_admission_.sweep();
+    {
+      std::lock_guard lock(over_admission_mutex_);
+      over_admission_.sweep();
+    }
     next_sweep_ = now + options_.sweep_interval;
   }
   escrow_->pump(now);
@@ -264,6 +272,7 @@ void Engine::dispatch() {
     Growth growth;
     if (cell == nullptr) continue;
     if (!limiter_->absorb(*cell, growth)) ++unabsorbed_;
+    std::lock_guard lock(over_admission_mutex_);
     over_admission_.grew(growth.rule, growth.units);
   }
   for (const crdt::Envelope& envelope : out.messages) events_.send(envelope.to, envelope.message);
@@ -340,6 +349,7 @@ void Engine::answer_waiters(bool failed) {
     bool durable = waiters_.front().generation <= durable_generation_;
     waiting_ -= waiters_.front().requests;
     waiters_.pop_front();
+    if (!waiters_.empty()) waits_since_ = waiters_.front().since;
     done(durable);
   }
 }
@@ -362,9 +372,15 @@ void Engine::receive(crdt::PeerIndex peer, const crdt::Incarnation& from,
   escrow_->heard(peer, from, now);
   escrow_->receive(peer, from, message, now);
   replica_->receive(peer, from, message, now);
-  over_admission_.heard(peer, now);
+  {
+    std::lock_guard lock(over_admission_mutex_);
+    over_admission_.heard(peer, now);
+  }
   dispatch();
-  over_admission_.done();
+  {
+    std::lock_guard lock(over_admission_mutex_);
+    over_admission_.done();
+  }
   handle_alarms(now);
 }
 
@@ -380,7 +396,9 @@ EscrowWindow Engine::escrow_window(std::uint32_t rule, const Request& request, N
 }
 
 std::uint64_t Engine::over_admission(std::uint32_t rule, Nanos wall) {
-  return over_admission_.worst_case(limiter_->rule_identity(rule), clock(wall));
+  const crdt::SeriesId identity = limiter_->rule_identity(rule);
+  std::lock_guard lock(over_admission_mutex_);
+  return over_admission_.worst_case(identity, clock(wall));
 }
 
 EngineStatus Engine::status() const {

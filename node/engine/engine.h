@@ -5,6 +5,8 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +16,7 @@
 #include <weir/limits/escrow/escrow_agent.h>
 #include <weir/limits/lease.h>
 #include <weir/limits/limiter.h>
+#include <weir/limits/reply.h>
 #include <weir/node/engine/over_admission.h>
 #include <weir/storage/store.h>
 
@@ -72,8 +75,8 @@ struct EngineStatus {
 };
 
 /// Limiter, replica and store as one node, without sockets, threads or a clock: the daemon drives
-/// it from libuv, the simulator from a seed. One thread drives it; check(), reserve(), settle() and
-/// clock() may be called from any thread at any time.
+/// it from libuv, the simulator from a seed. One thread drives it; check(), reserve(), settle(),
+/// clock(), shed(), ticket names and over_admission() may be called from any thread at any time.
 ///
 /// A count's way: check() -> limiter; pump() -> replica and store; committed() -> visible to peers.
 /// A peer's count: receive() -> replica and limiter at once, store; committed() -> acknowledged.
@@ -104,6 +107,8 @@ class Engine {
 
   /// Decides. If the decision wants_commit the answer must wait: see when_durable().
   void check(const Request& request, Nanos wall, Decision& out);
+  /// Several, as if one after the other: Limiter::check.
+  void check(std::span<const Request> requests, Nanos wall, std::span<Decision> out);
   /// Limiter::reserve and settle. pump() settles what has timed out, and stop() all that is open; a
   /// crash loses what is held, since only memory knew of it. A settlement that wants_commit waits
   /// as a decision does.
@@ -121,10 +126,19 @@ class Engine {
   /// Calls back, from a later pump() or committed(), once everything decided before this call is
   /// durable (true) or can no longer become so (false). `requests` of them wait. Driver's thread.
   void when_durable(std::function<void(bool durable)> done, std::size_t requests = 1);
-  /// Why this request should not be decided now: it may have to wait for the disk, and too many do
-  /// already, or for too long. Empty: decide it. A slow disk so costs no memory, nor others their
-  /// time. Driver's thread.
-  std::string shed(const Request& request, Nanos wall);
+  /// Requests wait for the disk, and too many do or for too long: those that may have to wait are
+  /// to be shed(). Any thread; cheap.
+  bool overloaded(Nanos wall) const {
+    const std::size_t waiting = waiting_.load(std::memory_order_relaxed);
+    if (waiting == 0) [[likely]]
+      return false;
+    return waiting >= options_.max_waiting ||
+           wall - waits_since_.load(std::memory_order_relaxed) >= options_.max_commit_wait;
+  }
+  /// Why this request should not be decided now: it may have to wait for the disk, and the engine
+  /// is overloaded(). Empty: decide it. A slow disk so costs no memory, nor others their time. Any
+  /// thread.
+  Error shed(const Request& request, Nanos wall);
   bool has_waiters() const { return !waiters_.empty(); }
 
   /// Moves counts along and does what is due. Call every few milliseconds.
@@ -146,7 +160,7 @@ class Engine {
   EscrowWindow escrow_window(std::uint32_t rule, const Request& request, Nanos wall);
   EngineStatus status() const;
   /// By how many units `rule` (an index into the rules in force) may be over its limit at most: see
-  /// OverAdmission. Driver's thread.
+  /// OverAdmission. Any thread.
   std::uint64_t over_admission(std::uint32_t rule, Nanos wall);
 
  private:
@@ -188,10 +202,12 @@ class Engine {
   std::deque<Drained> drained_;
   std::uint64_t durable_generation_ = 0;
   std::deque<Waiter> waiters_;
-  std::size_t waiting_ = 0;  // requests of waiters
-  std::uint64_t shed_ = 0;
+  std::atomic<std::size_t> waiting_{0};  // requests of waiters
+  std::atomic<Nanos> waits_since_{0};    // the first of them, on the wall clock
+  std::atomic<std::uint64_t> shed_{0};
   Nanos wall_ = 0;  // when the driver last said it: the engine's own clock stands with the disk
   std::vector<crdt::OwnCount> counts_;
+  std::mutex over_admission_mutex_;
   OverAdmission over_admission_;
   std::vector<std::size_t> heirs_;       // EscrowAgent::handed_over, as it was last
   crdt::WriteId handed_over_write_ = 0;  // with that

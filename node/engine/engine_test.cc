@@ -153,25 +153,25 @@ TEST(Engine, WhoWouldWaitForAStalledDiskIsTurnedAway) {
   Request commit{"api", entries, 1};
   Request other{"elsewhere", entries, 1};
   node.engine->pump(kNow);
-  EXPECT_EQ(node.engine->shed(commit, kNow + kHour), "");
+  EXPECT_EQ(node.engine->shed(commit, kNow + kHour).to_string(), "");
   ASSERT_TRUE(node.hit());
   node.engine->when_durable([](bool) {}, 100);
   node.engine->pump(kNow + 10);
   EXPECT_EQ(node.engine->status().waiting, 100u);
-  EXPECT_EQ(node.engine->shed(commit, kNow + kSecond - 1), "");
-  EXPECT_EQ(node.engine->shed(commit, kNow + kSecond),
-            "unavailable: shedding: the disk has committed nothing for 1000 ms");
-  EXPECT_EQ(node.engine->shed(other, kNow + kSecond), "") << "needs no disk";
+  EXPECT_EQ(node.engine->shed(commit, kNow + kSecond - 1).to_string(), "");
+  EXPECT_EQ(node.engine->shed(commit, kNow + kSecond).to_string(),
+            "overloaded: the disk has committed nothing for 1000 ms");
+  EXPECT_EQ(node.engine->shed(other, kNow + kSecond).to_string(), "") << "needs no disk";
   node.engine->when_durable([](bool) {}, 99'900);
-  EXPECT_EQ(node.engine->shed(commit, kNow + 10),
-            "unavailable: shedding: 100000 requests wait for the disk");
+  EXPECT_EQ(node.engine->shed(commit, kNow + 10).to_string(),
+            "overloaded: 100000 requests wait for the disk");
   EXPECT_EQ(node.engine->status().shed, 2u);
   node.engine->pump(kNow + 20);
   node.commit();
   node.engine->pump(kNow + 30);
   node.commit();
   EXPECT_EQ(node.engine->status().waiting, 0u);
-  EXPECT_EQ(node.engine->shed(commit, kNow + kHour), "");
+  EXPECT_EQ(node.engine->shed(commit, kNow + kHour).to_string(), "");
 }
 
 TEST(Engine, AReservationIsDurableOnceItIsSettled) {

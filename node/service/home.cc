@@ -24,15 +24,15 @@ std::string name_of(const crdt::Member& member) {
   return member.region + "/" + member.node;
 }
 
-/// Views into an item.
-struct AsRequest {
-  explicit AsRequest(const rpc::CheckItem& item) {
-    for (const auto& [key, value] : item.entries) entries.push_back({key, value});
-    request = {item.domain, entries, item.hits, item.id, {}};
-  }
-  std::vector<Entry> entries;
-  Request request;
-};
+using rpc::AsRequest;
+using rpc::item_of;
+
+/// A decision with names.
+Reply reply_of(const Decision& decision, const RuleSet& rules) {
+  Reply reply;
+  weir::tell(decision, rules, reply);
+  return reply;
+}
 
 /// Under which a home knows a request: whichever node forwards it, and apart from what clients ask
 /// that node itself.
@@ -43,39 +43,6 @@ std::string home_id(std::string_view domain, std::string_view id) {
 }
 
 }  // namespace
-
-rpc::CheckItem item_of(const Request& request) {
-  rpc::CheckItem item;
-  item.domain = std::string(request.domain);
-  for (const Entry& entry : request.descriptor) {
-    item.entries.emplace_back(std::string(entry.key), std::string(entry.value));
-  }
-  item.hits = request.hits;
-  item.id = std::string(request.id);
-  return item;
-}
-
-rpc::CheckReply reply_of(const Decision& decision, const RuleSet& rules) {
-  rpc::CheckReply reply;
-  reply.allowed = decision.allowed;
-  reply.deciding = decision.deciding;
-  reply.repeated = decision.repeated;
-  for (const RuleStatus& status : decision.statuses) {
-    rpc::CheckStatus out;
-    out.rule = rules.rules()[status.rule].name;
-    out.limit = status.limit;
-    out.remaining = status.remaining;
-    out.reset = status.reset;
-    out.retry_after = status.retry_after;
-    out.delay = status.delay;
-    out.allowed = status.allowed;
-    out.shadow = status.shadow;
-    out.degraded = status.degraded;
-    out.elsewhere = status.elsewhere;
-    reply.statuses.push_back(std::move(out));
-  }
-  return reply;
-}
 
 HomeMap::HomeMap(std::vector<crdt::Member> members, const std::map<std::string, unsigned>& weights)
     : members_(std::move(members)) {
@@ -125,17 +92,17 @@ struct HomeDesk::Job {
   rpc::CheckItem item;
   std::string id;  // under which the homes know it
   std::vector<Remote> remotes;
-  std::size_t next = 0;        // of remotes, to be asked
-  bool again = false;          // this one is being asked a second time
-  bool uncertain = false;      // it may have counted
-  Nanos until = 0;             // holders of rights have to answer
-  Nanos wait_until = 0;        // for rights that are on their way; 0: not yet
-  std::uint64_t received = 0;  // EscrowAgentCounters::units_received, when it was looked at last
-  std::vector<Ticket> held;    // of what is decided here
-  bool wants_commit = false;   // what was counted here at once
-  rpc::CheckReply reply;       // so far
-  std::optional<rpc::CheckReply> denied;  // what was said here, before others were asked for rights
-  std::function<void(rpc::CheckReply)> done;
+  std::size_t next = 0;         // of remotes, to be asked
+  bool again = false;           // this one is being asked a second time
+  bool uncertain = false;       // it may have counted
+  Nanos until = 0;              // holders of rights have to answer
+  Nanos wait_until = 0;         // for rights that are on their way; 0: not yet
+  std::uint64_t received = 0;   // EscrowAgentCounters::units_received, when it was looked at last
+  std::vector<Ticket> held;     // of what is decided here
+  bool wants_commit = false;    // what was counted here at once
+  Reply reply;                  // so far
+  std::optional<Reply> denied;  // what was said here, before others were asked for rights
+  std::function<void(Reply)> done;
 };
 
 HomeDesk::HomeDesk(Engine& engine, HomeOptions options, HomeDriver& driver)
@@ -185,7 +152,7 @@ std::string HomeDesk::elsewhere(const Request& request) {
                      name_of(map_.members()[found.remotes[0].member]));
 }
 
-std::string HomeDesk::refuse(const Request& request) {
+Error HomeDesk::refuse(const Request& request) {
   const std::shared_ptr<const RuleSet> rules = engine_.limiter().rules();
   std::vector<std::uint32_t> matched;
   rules->match(request, matched);
@@ -217,8 +184,8 @@ std::string HomeDesk::refuse(const Request& request) {
     return {};
   }
   ++counters_.refused;
-  return fmt::format("unavailable: {}: {} (do the nodes' configurations differ?)",
-                     name_of(map_.members()[0]), why);
+  return {ErrorKind::unavailable, fmt::format("{}: {} (do the nodes' configurations differ?)",
+                                              name_of(map_.members()[0]), why)};
 }
 
 bool HomeDesk::knows(const Request& request) {
@@ -229,7 +196,7 @@ bool HomeDesk::knows(const Request& request) {
 }
 
 std::shared_ptr<HomeDesk::Job> HomeDesk::make_job(rpc::CheckItem item,
-                                                  std::function<void(rpc::CheckReply)> done) {
+                                                  std::function<void(Reply)> done) {
   auto job = std::make_shared<Job>();
   job->item = std::move(item);
   job->done = std::move(done);
@@ -239,14 +206,14 @@ std::shared_ptr<HomeDesk::Job> HomeDesk::make_job(rpc::CheckItem item,
   return job;
 }
 
-void HomeDesk::decide(rpc::CheckItem item, std::function<void(rpc::CheckReply)> done) {
+void HomeDesk::decide(rpc::CheckItem item, std::function<void(Reply)> done) {
   std::shared_ptr<Job> job = make_job(std::move(item), std::move(done));
   if (auto same = same_.find(job->id); same != same_.end()) {
     if (same->second.size() < kMostTheSame) {
       same->second.push_back(std::move(job->done));
       return;
     }
-    job->reply.error = "unknown: the same request is being decided";
+    job->reply.error = {ErrorKind::unknown, "the same request is being decided"};
     return job->done(std::move(job->reply));
   }
   AsRequest as(job->item);
@@ -263,7 +230,7 @@ void HomeDesk::decide(rpc::CheckItem item, std::function<void(rpc::CheckReply)> 
 }
 
 bool HomeDesk::pass_on(const Request& request, const Decision& denied,
-                       std::function<void(rpc::CheckReply)> done) {
+                       std::function<void(Reply)> done) {
   if (denied.allowed || !request.only.empty()) return false;
   std::vector<Remote> rights = lacking(request, denied);
   if (rights.empty()) return false;
@@ -279,7 +246,7 @@ bool HomeDesk::pass_on(const Request& request, const Decision& denied,
 /// again. False: the denial stands, and nothing is held.
 bool HomeDesk::pass_on(Job& job, Plan& plan, std::vector<Remote> rights) {
   for (const Remote& remote : rights) std::erase(plan.local, remote.rules[0]);
-  rpc::CheckReply said = std::move(job.reply);
+  Reply said = std::move(job.reply);
   job.reply = {};
   job.reply.allowed = true;
   Decision decision;
@@ -304,7 +271,7 @@ bool HomeDesk::reserve_here(Job& job, std::span<const std::string_view> only, bo
   if (!job.held.empty()) as.request.id = {};
   as.request.demand_noted = noted;
   Ticket ticket = engine_.reserve(as.request, driver_.wall(), kHold, decision);
-  rpc::CheckReply reply = reply_of(decision, *engine_.limiter().rules());
+  Reply reply = reply_of(decision, *engine_.limiter().rules());
   if (!decision.allowed) {
     job.reply = std::move(reply);
     return false;
@@ -312,7 +279,7 @@ bool HomeDesk::reserve_here(Job& job, std::span<const std::string_view> only, bo
   if (ticket) job.held.push_back(ticket);
   job.wants_commit |= decision.wants_commit;
   job.reply.repeated |= reply.repeated;
-  for (rpc::CheckStatus& status : reply.statuses) job.reply.statuses.push_back(std::move(status));
+  for (Status& status : reply.statuses) job.reply.statuses.push_back(std::move(status));
   return true;
 }
 
@@ -409,14 +376,15 @@ bool HomeDesk::recall(Job& job, const Request& request, Plan& plan) {
   return false;
 }
 
-void HomeDesk::holder_answered(std::shared_ptr<Job> job, const rpc::CheckReply& reply) {
+void HomeDesk::holder_answered(std::shared_ptr<Job> job, const Reply& reply) {
   Remote& remote = job->remotes[job->next];
   const bool named = !job->id.empty() && job->next + 1 == job->remotes.size();
   const Nanos now = driver_.wall();
   if (!reply.error.empty()) {
-    job->uncertain |= !rpc::surely_not_counted(reply.error);
+    job->uncertain |= !reply.error.surely_not_counted();
     // As with a home: to be asked again is harmless with an id.
-    if (job->uncertain && named && !job->again && reply.error != "deadline" && now < job->until) {
+    if (job->uncertain && named && !job->again && reply.error.kind != ErrorKind::deadline &&
+        now < job->until) {
       job->again = true;
       return ask(std::move(job));
     }
@@ -426,7 +394,7 @@ void HomeDesk::holder_answered(std::shared_ptr<Job> job, const rpc::CheckReply& 
     }
   } else {
     job->uncertain = remote.bound = false;
-    const rpc::CheckStatus* status = reply.decider();
+    const Status* status = reply.decider();
     remote.used_up = status != nullptr && !status->elsewhere && !status->degraded;
   }
   if (named) asked_.forget(job->id);
@@ -467,7 +435,7 @@ void HomeDesk::pump() {
 bool HomeDesk::came_meanwhile(Job& job) {
   const Remote& remote = job.remotes[job.next];
   const std::string_view only[] = {remote.rules[0]};
-  rpc::CheckReply so_far = job.reply;
+  Reply so_far = job.reply;
   Decision decision;
   if (reserve_here(job, only, true, decision)) return true;
   job.reply = std::move(so_far);
@@ -486,7 +454,7 @@ void HomeDesk::deny(std::shared_ptr<Job> job) {
     Decision peek;
     engine_.check(as.request, driver_.wall(), peek);
     job->denied = reply_of(peek, *engine_.limiter().rules());
-    for (rpc::CheckStatus& status : job->denied->statuses) {
+    for (Status& status : job->denied->statuses) {
       status.allowed = false;
       status.elsewhere = true;
       status.retry_after = std::min(status.reset > 0 ? status.reset : kAskAgain, kAskAgain);
@@ -497,7 +465,7 @@ void HomeDesk::deny(std::shared_ptr<Job> job) {
     trails_.denied(remote.cell, remote.cost, remote.used_up, driver_.wall());
   }
   if (remote.used_up) {
-    for (rpc::CheckStatus& status : job->denied->statuses) {
+    for (Status& status : job->denied->statuses) {
       if (status.rule != remote.rules[0]) continue;
       status.elsewhere = false;
       status.retry_after = std::max<Nanos>(remote.cell.epoch.expiry - driver_.wall(), 1);
@@ -527,26 +495,27 @@ void HomeDesk::ask(std::shared_ptr<Job> job) {
       asked_.remember(job->id, {remote.member, remote.rules, {}}, driver_.wall());
     }
     driver_.forward(remote.member, std::move(item), patience,
-                    [this, job](rpc::CheckReply reply) { answered(job, std::move(reply)); });
+                    [this, job](Reply reply) { answered(job, std::move(reply)); });
     return;
   }
   driver_.forward_reserve(remote.member, std::move(item), kHold, patience,
-                          [this, job](rpc::ReserveReply reply) {
+                          [this, job](ReserveReply reply) {
                             job->remotes[job->next].ticket = reply.ticket;
                             answered(job, std::move(reply.decision));
                           });
 }
 
-void HomeDesk::answered(std::shared_ptr<Job> job, rpc::CheckReply reply) {
+void HomeDesk::answered(std::shared_ptr<Job> job, Reply reply) {
   Remote& remote = job->remotes[job->next];
   const bool passed = reply.error.empty() && reply.allowed;
   if (remote.rights && !passed) return holder_answered(std::move(job), reply);
   if (!reply.error.empty()) {
-    const bool counted = !rpc::surely_not_counted(reply.error);
+    const bool counted = !reply.error.surely_not_counted();
     job->uncertain |= counted;
     // To be asked again is harmless with an id, at the same home.
     const bool last = job->next + 1 == job->remotes.size();
-    if (counted && last && !job->id.empty() && !job->again && reply.error != "deadline") {
+    if (counted && last && !job->id.empty() && !job->again &&
+        reply.error.kind != ErrorKind::deadline) {
       job->again = true;
       return ask(std::move(job));
     }
@@ -559,7 +528,7 @@ void HomeDesk::answered(std::shared_ptr<Job> job, rpc::CheckReply reply) {
   }
   // What is told again to this node itself, or to one that had no answer, is new to the client.
   job->reply.repeated |= reply.repeated && !job->again && !remote.bound;
-  for (rpc::CheckStatus& status : reply.statuses) job->reply.statuses.push_back(std::move(status));
+  for (Status& status : reply.statuses) job->reply.statuses.push_back(std::move(status));
   if (!reply.allowed) return conclude(std::move(job), false);
   if (remote.trailed) {
     remote.trailed = false;
@@ -571,7 +540,7 @@ void HomeDesk::answered(std::shared_ptr<Job> job, rpc::CheckReply reply) {
 }
 
 /// A home did not answer: on_failure of its rules decides.
-void HomeDesk::unanswered(std::shared_ptr<Job> job, const std::string& error) {
+void HomeDesk::unanswered(std::shared_ptr<Job> job, const Error& error) {
   ++counters_.degraded;
   const Remote& remote = job->remotes[job->next];
   std::shared_ptr<const RuleSet> rules = engine_.limiter().rules();
@@ -588,13 +557,13 @@ void HomeDesk::unanswered(std::shared_ptr<Job> job, const std::string& error) {
   Fallback::Answer answer = fallback_->decide(as.request, driver_.wall());
   if (answer.closed) {
     job->reply = {};
-    job->reply.error = fmt::format(
-        "limiter_unavailable: rule \"{}\" is on_failure: closed, and its home {} does "
-        "not answer: {}",
-        remote.rules[0], name_of(map_.members()[remote.member]), error);
+    job->reply.error = {
+        ErrorKind::closed,
+        fmt::format("rule \"{}\" is on_failure: closed, and its home {} does not answer: {}",
+                    remote.rules[0], name_of(map_.members()[remote.member]), error.to_string())};
     return conclude(std::move(job), false);
   }
-  for (rpc::CheckStatus& status : reply_of(answer.decision, *rules_).statuses) {
+  for (Status& status : reply_of(answer.decision, *rules_).statuses) {
     job->reply.statuses.push_back(std::move(status));
   }
   if (!answer.allowed) return conclude(std::move(job), false);
@@ -623,10 +592,10 @@ void HomeDesk::conclude(std::shared_ptr<Job> job, bool allowed) {
     if (remote.ticket.empty()) continue;
     ++*left;
     driver_.forward_settle(remote.member, remote.ticket, hits,
-                           [job, one_less](const rpc::SettleReply& reply) {
+                           [job, one_less](const SettleReply& reply) {
                              // Nobody settles it, so it is charged in full: by its timeout.
                              if (reply.error.empty() && !reply.degraded) return one_less();
-                             for (rpc::CheckStatus& status : job->reply.statuses) {
+                             for (Status& status : job->reply.statuses) {
                                status.degraded = true;
                              }
                              one_less();
@@ -641,16 +610,15 @@ void HomeDesk::tell(const std::shared_ptr<Job>& job) {
   driver_.when_durable([this, job](bool durable) {
     if (durable) return finish(job);
     const std::shared_ptr<const RuleSet> set = engine_.limiter().rules();
-    for (rpc::CheckStatus& status : job->reply.statuses) {
+    for (Status& status : job->reply.statuses) {
       const std::vector<Rule>& rules = set->rules();
       auto rule = std::find_if(rules.begin(), rules.end(), [&](const Rule& one) {
         return one.domain == job->item.domain && one.name == status.rule;
       });
       if (rule != rules.end() && rule->on_failure == OnFailure::closed && !rule->shadow &&
           rule->durability == Durability::commit) {
-        job->reply.error =
-            "limiter_unavailable: storage has failed and the rule is on_failure: "
-            "closed";
+        job->reply.error = {ErrorKind::closed,
+                            "storage has failed and the rule is on_failure: closed"};
       }
       status.degraded = true;
     }
@@ -669,7 +637,7 @@ void HomeDesk::finish(const std::shared_ptr<Job>& job) {
     }
   }
   if (auto same = same_.find(job->id); same != same_.end()) {
-    rpc::CheckReply again = job->reply;
+    Reply again = job->reply;
     again.repeated |= passed;
     const auto waiting = same_.extract(same);
     for (const auto& told : waiting.mapped()) told(again);
@@ -678,22 +646,21 @@ void HomeDesk::finish(const std::shared_ptr<Job>& job) {
 }
 
 /// Puts statuses in the order of rules, and finds the one that decides (Decision::deciding).
-void HomeDesk::merge(rpc::CheckReply& reply) const {
+void HomeDesk::merge(Reply& reply) const {
   const std::shared_ptr<const RuleSet> set = engine_.limiter().rules();
   const std::vector<Rule>& rules = set->rules();
-  auto place = [&](const rpc::CheckStatus& status) {
+  auto place = [&](const Status& status) {
     return std::find_if(rules.begin(), rules.end(),
                         [&](const Rule& rule) { return rule.name == status.rule; }) -
            rules.begin();
   };
-  std::stable_sort(
-      reply.statuses.begin(), reply.statuses.end(),
-      [&](const rpc::CheckStatus& a, const rpc::CheckStatus& b) { return place(a) < place(b); });
+  std::stable_sort(reply.statuses.begin(), reply.statuses.end(),
+                   [&](const Status& a, const Status& b) { return place(a) < place(b); });
   reply.deciding = -1;
   for (std::size_t i = 0; i < reply.statuses.size(); ++i) {
-    const rpc::CheckStatus& status = reply.statuses[i];
+    const Status& status = reply.statuses[i];
     if (status.shadow || status.allowed != reply.allowed) continue;
-    const rpc::CheckStatus* best = reply.decider();
+    const Status* best = reply.decider();
     if (best == nullptr || (reply.allowed ? status.remaining < best->remaining
                                           : status.retry_after > best->retry_after)) {
       reply.deciding = static_cast<int>(i);

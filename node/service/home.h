@@ -50,14 +50,14 @@ class HomeDriver {
   virtual Nanos wall() = 0;
   /// False: the member would not answer now.
   virtual bool reachable(std::size_t member) = 0;
-  /// Sends it to another member, which has `patience` to answer. `rpc::surely_not_counted` must be
+  /// Sends it to another member, which has `patience` to answer. Error::surely_not_counted must be
   /// right.
   virtual void forward(std::size_t member, rpc::CheckItem item, Nanos patience,
-                       std::function<void(rpc::CheckReply)> done) = 0;
+                       std::function<void(Reply)> done) = 0;
   virtual void forward_reserve(std::size_t member, rpc::CheckItem item, Nanos timeout,
-                               Nanos patience, std::function<void(rpc::ReserveReply)> done) = 0;
+                               Nanos patience, std::function<void(ReserveReply)> done) = 0;
   virtual void forward_settle(std::size_t member, std::string ticket, std::uint64_t hits,
-                              std::function<void(rpc::SettleReply)> done) = 0;
+                              std::function<void(SettleReply)> done) = 0;
   /// Engine::when_durable, and what makes it come soon.
   virtual void when_durable(std::function<void(bool)> done) = 0;
 };
@@ -113,16 +113,15 @@ class HomeDesk {
   /// It has come before, and others were asked for rights: decide() it.
   bool knows(const Request& request);
   /// `done` is called once, perhaps at once.
-  void decide(rpc::CheckItem item, std::function<void(rpc::CheckReply)> done);
+  void decide(rpc::CheckItem item, std::function<void(Reply)> done);
   /// The engine denied the request, perhaps only for want of rights that others may have: then they
   /// are asked, and `done` is called once, perhaps at once. False: `denied` stands, and `done` is
   /// not called.
-  bool pass_on(const Request& request, const Decision& denied,
-               std::function<void(rpc::CheckReply)> done);
+  bool pass_on(const Request& request, const Decision& denied, std::function<void(Reply)> done);
   /// Looks after requests that wait for rights. Every few milliseconds.
   void pump();
   /// Of a request with `only`, from another member: why this node does not decide it, or empty.
-  std::string refuse(const Request& request);
+  Error refuse(const Request& request);
   /// The home of the first rule that is decided elsewhere, and that rule, for messages.
   std::string elsewhere(const Request& request);
 
@@ -152,7 +151,7 @@ class HomeDesk {
   };
 
   Plan plan(const Request& request);
-  std::shared_ptr<Job> make_job(rpc::CheckItem item, std::function<void(rpc::CheckReply)> done);
+  std::shared_ptr<Job> make_job(rpc::CheckItem item, std::function<void(Reply)> done);
   bool reserve_here(Job& job, std::span<const std::string_view> only, bool noted,
                     Decision& decision);
   bool recall(Job& job, const Request& request, Plan& plan);
@@ -161,17 +160,17 @@ class HomeDesk {
   Remote rights_of(std::uint32_t rule, const Request& request);
   std::vector<std::size_t> holders(const Remote& remote);
   void drop(std::vector<Remote>& remotes);
-  void holder_answered(std::shared_ptr<Job> job, const rpc::CheckReply& reply);
+  void holder_answered(std::shared_ptr<Job> job, const Reply& reply);
   void wait_for_rights(std::shared_ptr<Job> job);
   bool came_meanwhile(Job& job);
   void deny(std::shared_ptr<Job> job);
   void ask(std::shared_ptr<Job> job);
-  void answered(std::shared_ptr<Job> job, rpc::CheckReply reply);
-  void unanswered(std::shared_ptr<Job> job, const std::string& error);
+  void answered(std::shared_ptr<Job> job, Reply reply);
+  void unanswered(std::shared_ptr<Job> job, const Error& error);
   void conclude(std::shared_ptr<Job> job, bool allowed);
   void tell(const std::shared_ptr<Job>& job);
   void finish(const std::shared_ptr<Job>& job);
-  void merge(rpc::CheckReply& reply) const;
+  void merge(Reply& reply) const;
 
   Engine& engine_;
   const HomeMap map_;
@@ -184,14 +183,8 @@ class HomeDesk {
   AskedMembers asked_;
   PassedOnCounters passed_on_;
   /// Who sent a request again while others are asked about it: is told the same. By id.
-  std::map<std::string, std::vector<std::function<void(rpc::CheckReply)>>> same_;
+  std::map<std::string, std::vector<std::function<void(Reply)>>> same_;
   std::vector<std::shared_ptr<Job>> waiting_;  // for rights; at most as many as RightsTrails allows
 };
-
-/// The request with texts of its own.
-rpc::CheckItem item_of(const Request& request);
-
-/// A decision as it goes over the wire.
-rpc::CheckReply reply_of(const Decision& decision, const RuleSet& rules);
 
 }  // namespace weir::node

@@ -84,8 +84,8 @@ TEST(HomeDesk, OneNodeCountsAKeyWhoeverIsAsked) {
   for (int k = 0; k < 20; ++k) {
     rpc::CheckItem asked = item("k" + std::to_string(k));
     for (std::size_t i = 0; i < 12; ++i) {
-      rpc::CheckReply reply = cluster.check(i % 4, asked);
-      EXPECT_EQ(reply.error, "");
+      Reply reply = cluster.check(i % 4, asked);
+      EXPECT_EQ(reply.error.to_string(), "");
       EXPECT_EQ(reply.allowed, i < 10);
       ASSERT_NE(reply.decider(), nullptr);
       EXPECT_EQ(reply.decider()->remaining, i < 10 ? 9 - i : 0);
@@ -105,8 +105,8 @@ TEST(HomeDesk, LocalAndHomeRulesConsumeTogetherOrNotAtAll) {
   for (int k = 0; k < 20; ++k) {
     rpc::CheckItem asked = item("k" + std::to_string(k));
     for (int i = 0; i < 4; ++i) {
-      rpc::CheckReply reply = cluster.check(0, asked);
-      EXPECT_EQ(reply.allowed, i < 3) << reply.error;
+      Reply reply = cluster.check(0, asked);
+      EXPECT_EQ(reply.allowed, i < 3) << reply.error.to_string();
       ASSERT_GE(reply.statuses.size(), reply.allowed ? 3u : 2u);
       EXPECT_EQ(reply.statuses[0].rule, "local");
       EXPECT_EQ(reply.statuses[1].rule, "home");
@@ -131,17 +131,18 @@ TEST(HomeDesk, ARequestWithAnIdCountsOnceAlsoAfterALostAnswer) {
     cluster.fault = [&](std::size_t, std::size_t) {
       return lost-- > 0 ? Fault::answer_lost : Fault::none;
     };
-    rpc::CheckReply first = cluster.check(0, asked);
-    rpc::CheckReply second = cluster.check(0, asked);
-    rpc::CheckReply third = cluster.check(0, asked);
-    EXPECT_EQ(second.error, "");
+    Reply first = cluster.check(0, asked);
+    Reply second = cluster.check(0, asked);
+    Reply third = cluster.check(0, asked);
+    EXPECT_EQ(second.error.to_string(), "");
     EXPECT_TRUE(second.allowed);
     EXPECT_TRUE(third.allowed);
     EXPECT_TRUE(third.repeated);
     EXPECT_EQ(cluster.used(0, asked), 1u);
     EXPECT_EQ(cluster.used(1, asked), 1u);
     if (lost <= 0) {
-      EXPECT_EQ(first.error.find("limiter_unavailable: rule \"home\""), 0u) << first.error;
+      EXPECT_EQ(first.error.to_string().find("closed: rule \"home\""), 0u)
+          << first.error.to_string();
     }
     // One that was denied may pass later: it is not remembered, here neither.
     for (int i = 0; i < 2; ++i)
@@ -163,9 +164,9 @@ TEST(HomeDesk, AHomeThatIsAwayIsTheRulesPolicy) {
   cluster.fault = [](std::size_t, std::size_t) { return Fault::not_sent; };
   int allowed = 0;
   for (int i = 0; i < 50; ++i) {
-    rpc::CheckReply reply = cluster.check(0, item("k"));
+    Reply reply = cluster.check(0, item("k"));
     allowed += reply.allowed;
-    EXPECT_EQ(reply.error, "");
+    EXPECT_EQ(reply.error.to_string(), "");
     EXPECT_TRUE(reply.statuses[1].degraded);
   }
   EXPECT_EQ(allowed, 30);  // 100 / 4 * 1.2
@@ -177,12 +178,12 @@ TEST(HomeDesk, AHomeThatIsAwayIsTheRulesPolicy) {
                           rule("home", 100, Enforcement::home, OnFailure::closed)}),
                      {{"us", 0}, {"ap", 0}}, kNow);
   closed.fault = cluster.fault;
-  rpc::CheckReply reply = closed.check(0, item("k"));
+  Reply reply = closed.check(0, item("k"));
   EXPECT_FALSE(reply.allowed);
-  EXPECT_EQ(reply.error.find("limiter_unavailable: rule \"home\" is on_failure: closed, and its "
-                             "home eu/eu-"),
+  EXPECT_EQ(reply.error.to_string().find("closed: rule \"home\" is on_failure: closed, and its "
+                                         "home eu/eu-"),
             0u)
-      << reply.error;
+      << reply.error.to_string();
   EXPECT_EQ(closed.used(0, item("k")), 0u);
 }
 
@@ -196,7 +197,7 @@ TEST(HomeDesk, OnlyAnOpenRuleMovesToTheNextOfItsRegion) {
     cluster.fault = [home](std::size_t, std::size_t to) {
       return to == home ? Fault::not_sent : Fault::none;
     };
-    rpc::CheckReply reply = cluster.check(0, item("k"));
+    Reply reply = cluster.check(0, item("k"));
     EXPECT_EQ(reply.allowed, on_failure == OnFailure::open);
     EXPECT_EQ(cluster.used(3 - home, 0, item("k")), on_failure == OnFailure::open ? 1u : 0u);
   }
@@ -211,13 +212,14 @@ TEST(HomeDesk, AForwardedRequestGoesNoFurther) {
   std::vector<std::string_view> only{"home"};
   Request request{"api", entries, 1, {}, false, only};
   EXPECT_FALSE(cluster.desk(0).concerns(request));
-  EXPECT_EQ(cluster.desk(0).refuse(request).find("unavailable: ap/ap-1: it is not the home of rule "
-                                                 "\"home\""),
+  EXPECT_EQ(cluster.desk(0).refuse(request).to_string().find(
+                "unavailable: ap/ap-1: it is not the home of rule "
+                "\"home\""),
             0u);
   only[0] = "local";
-  EXPECT_NE(cluster.desk(1).refuse(request), "") << "that is no home rule";
+  EXPECT_NE(cluster.desk(1).refuse(request).to_string(), "") << "that is no home rule";
   only[0] = "nonsense";
-  EXPECT_NE(cluster.desk(1).refuse(request), "");
+  EXPECT_NE(cluster.desk(1).refuse(request).to_string(), "");
   EXPECT_EQ(cluster.desk(0).counters().refused, 1u);
   only[0] = "home";
   EXPECT_NE(cluster.desk(1).refuse(request).empty(), cluster.desk(2).refuse(request).empty());
@@ -239,20 +241,20 @@ TEST(HomeDesk, ARequestThatComesAgainWhileRightsAreOnTheirWayCountsOnce) {
   Decision denied;
   cluster.engine(0).check(request, cluster.now, denied);
   ASSERT_FALSE(denied.allowed);
-  std::vector<rpc::CheckReply> replies;
-  auto told = [&](rpc::CheckReply reply) { replies.push_back(std::move(reply)); };
+  std::vector<Reply> replies;
+  auto told = [&](Reply reply) { replies.push_back(std::move(reply)); };
   ASSERT_TRUE(cluster.desk(0).pass_on(request, denied, told));
   ASSERT_TRUE(cluster.desk(0).knows(request));
   for (int i = 0; i < 70; ++i) cluster.desk(0).decide(asked, told);
   EXPECT_EQ(replies.size(), 6u);  // those that are too many
-  for (const rpc::CheckReply& reply : replies) {
-    EXPECT_EQ(reply.error, "unknown: the same request is being decided");
+  for (const Reply& reply : replies) {
+    EXPECT_EQ(reply.error.to_string(), "unknown: the same request is being decided");
   }
   replies.clear();
   cluster.fault = [](std::size_t, std::size_t) { return Fault::none; };
   cluster.exchange(100 * kMillisecond);
   ASSERT_EQ(replies.size(), 65u);
-  for (const rpc::CheckReply& reply : replies) EXPECT_TRUE(reply.allowed) << reply.error;
+  for (const Reply& reply : replies) EXPECT_TRUE(reply.allowed) << reply.error.to_string();
   EXPECT_TRUE(replies.front().repeated);
   EXPECT_FALSE(replies.back().repeated);  // the one that came first
   EXPECT_EQ(cluster.used_rows(0, 0, asked), 2u);

@@ -30,11 +30,11 @@ class HomeCluster {
     }
   }
 
-  rpc::CheckReply check(std::size_t node, const rpc::CheckItem& item) {
+  Reply check(std::size_t node, const rpc::CheckItem& item) {
     Node& at = *nodes_[node];
     AsRequest as(item);
-    std::optional<rpc::CheckReply> reply;
-    auto told = [&](rpc::CheckReply answer) { reply = std::move(answer); };
+    std::optional<Reply> reply;
+    auto told = [&](Reply answer) { reply = std::move(answer); };
     if (at.desk->concerns(as.request) || at.desk->knows(as.request)) {
       at.desk->decide(item, told);
     } else {
@@ -47,7 +47,7 @@ class HomeCluster {
     for (int i = 0; !reply && i < 100; ++i) exchange(10 * kMillisecond);
     if (!reply) {
       reply.emplace();
-      reply->error = "never told";
+      reply->error = {ErrorKind::unknown, "never told"};
     }
     return *std::move(reply);
   }
@@ -128,6 +128,12 @@ class HomeCluster {
     Request request;
   };
 
+  static Reply reply_of(const Decision& decision, const RuleSet& rules) {
+    Reply reply;
+    tell(decision, rules, reply);
+    return reply;
+  }
+
   struct Node final : HomeDriver {
     Node(HomeCluster& all, std::size_t index, std::shared_ptr<const RuleSet> rules,
          const std::map<std::string, unsigned>& weights)
@@ -155,7 +161,7 @@ class HomeCluster {
       desk = std::make_unique<HomeDesk>(*engine, std::move(home), *this);
     }
 
-    rpc::CheckReply alone(const Request& request) {
+    Reply alone(const Request& request) {
       Decision decision;
       engine->check(request, cluster.now, decision);
       return reply_of(decision, *engine->limiter().rules());
@@ -164,8 +170,8 @@ class HomeCluster {
     Nanos wall() override { return cluster.now; }
     bool reachable(std::size_t) override { return true; }
     void forward(std::size_t member, rpc::CheckItem item, Nanos,
-                 std::function<void(rpc::CheckReply)> done) override {
-      rpc::CheckReply reply;
+                 std::function<void(Reply)> done) override {
+      Reply reply;
       AsRequest as(item);
       send(member, reply.error, [&](Node& to) {
         reply.error = to.desk->refuse(as.request);
@@ -174,8 +180,8 @@ class HomeCluster {
       done(reply);
     }
     void forward_reserve(std::size_t member, rpc::CheckItem item, Nanos timeout, Nanos,
-                         std::function<void(rpc::ReserveReply)> done) override {
-      rpc::ReserveReply reply;
+                         std::function<void(ReserveReply)> done) override {
+      ReserveReply reply;
       AsRequest as(item);
       send(member, reply.decision.error, [&](Node& to) {
         reply.decision.error = to.desk->refuse(as.request);
@@ -188,8 +194,8 @@ class HomeCluster {
       done(reply);
     }
     void forward_settle(std::size_t member, std::string ticket, std::uint64_t hits,
-                        std::function<void(rpc::SettleReply)> done) override {
-      rpc::SettleReply reply;
+                        std::function<void(SettleReply)> done) override {
+      SettleReply reply;
       send(member, reply.error, [&](Node& to) {
         Settled settled = to.engine->settle(to.engine->ticket_named(ticket), hits, cluster.now);
         reply.settled = settled.known;
@@ -199,15 +205,15 @@ class HomeCluster {
     void when_durable(std::function<void(bool)> done) override { done(true); }
 
     template <typename Run>
-    void send(std::size_t member, std::string& error, Run run) {
+    void send(std::size_t member, Error& error, Run run) {
       std::size_t to = order[member];
       Fault fault = cluster.fault(self, to);
       if (fault == Fault::not_sent) {
-        error = "unavailable: connection refused";
+        error = {ErrorKind::unavailable, "connection refused"};
         return;
       }
       run(*cluster.nodes_[to]);
-      if (fault == Fault::answer_lost) error = "unknown: connection lost";
+      if (fault == Fault::answer_lost) error = {ErrorKind::unknown, "connection lost"};
     }
 
     HomeCluster& cluster;

@@ -57,8 +57,8 @@ class AskedMembers {
   static constexpr std::size_t kMost = 16384;
   struct Asked {
     std::size_t member = 0;
-    std::vector<std::string> rules;       ///< that it was asked about
-    std::optional<rpc::CheckReply> told;  ///< to the client: the request passed
+    std::vector<std::string> rules;  ///< that it was asked about
+    std::optional<Reply> told;       ///< to the client: the request passed
   };
 
   explicit AskedMembers(Nanos ttl) : ttl_(ttl) {}

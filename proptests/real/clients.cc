@@ -49,7 +49,7 @@ rules:
                      kQuotaWindow / kSecond);
 }
 
-Operation call(rpc::Client& client, std::uint32_t node, Counter counter, const std::string& key,
+Operation call(rpc::NodeClient& client, std::uint32_t node, Counter counter, const std::string& key,
                std::uint64_t hits) {
   Operation out;
   out.node = node;
@@ -59,9 +59,9 @@ Operation call(rpc::Client& client, std::uint32_t node, Counter counter, const s
   out.kind = hits > 0 ? Kind::add : Kind::read;
   rpc::CheckItem item{"five", {{"counter", std::string(to_string(counter))}, {"key", key}}, hits};
   out.start = monotonic();
-  rpc::CheckReply reply = client.check(item);
+  Reply reply = client.check(item);
   out.end = monotonic();
-  const rpc::CheckStatus* status = reply.decider();
+  const Status* status = reply.decider();
   if (!reply.error.empty() || status == nullptr || status->degraded) {
     out.error = !reply.error.empty() ? reply.error : status == nullptr ? "no rule" : "degraded";
     return out;
@@ -77,7 +77,7 @@ Operation call(rpc::Client& client, std::uint32_t node, Counter counter, const s
 
 Clients::Clients(const Network& network, std::uint32_t per_node, std::uint64_t seed)
     : count_(per_node * network.size()), workers_(count_) {
-  rpc::ClientOptions options;
+  rpc::NodeClientOptions options;
   options.address = Nodes::kClients;
   options.deadline = 2 * kSecond;
   options.breaker_misses = 0;  // a node that was killed comes back, and is wanted at once
@@ -86,7 +86,7 @@ Clients::Clients(const Network& network, std::uint32_t per_node, std::uint64_t s
     workers_[i].number = i;
     workers_[i].node = i % network.size();
     network.within(workers_[i].node,
-                   [&] { workers_[i].client = std::make_unique<rpc::Client>(options); });
+                   [&] { workers_[i].client = std::make_unique<rpc::NodeClient>(options); });
   }
   for (Worker& worker : workers_) {
     worker.thread = std::thread([this, &worker, seed] { run(worker, seed); });

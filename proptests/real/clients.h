@@ -41,7 +41,7 @@ class Clients {
   struct Worker {
     std::uint32_t number = 0;
     std::uint32_t node = 0;
-    std::unique_ptr<rpc::Client> client;
+    std::unique_ptr<rpc::NodeClient> client;
     std::vector<Operation> operations;
     std::thread thread;
   };
@@ -53,7 +53,7 @@ class Clients {
 };
 
 /// One call, noted.
-Operation call(rpc::Client& client, std::uint32_t node, Counter counter, const std::string& key,
+Operation call(rpc::NodeClient& client, std::uint32_t node, Counter counter, const std::string& key,
                std::uint64_t hits);
 
 }  // namespace weir::real

@@ -220,11 +220,11 @@ class Run {
     finals.clear();
     for (std::uint32_t i = 0; i < kNodes; ++i) {
       if (!final_clients_[i]) {
-        rpc::ClientOptions options;
+        rpc::NodeClientOptions options;
         options.address = Nodes::kClients;
         options.deadline = 2 * kSecond;
         options.breaker_misses = 0;
-        network_.within(i, [&] { final_clients_[i] = std::make_unique<rpc::Client>(options); });
+        network_.within(i, [&] { final_clients_[i] = std::make_unique<rpc::NodeClient>(options); });
       }
       for (const auto& [counter, key] : keys) {
         Operation operation = call(*final_clients_[i], i, counter, key, 0);
@@ -285,7 +285,7 @@ class Run {
   Schedule schedule_;
   Network network_;
   Nodes nodes_;
-  std::unique_ptr<rpc::Client> final_clients_[kNodes];
+  std::unique_ptr<rpc::NodeClient> final_clients_[kNodes];
   std::vector<Operation> final_reads_;
   std::string why_not_;
   History history_;

@@ -27,13 +27,13 @@ Nodes::Nodes(const Network& network, NodesOptions options)
   std::ofstream rules(options_.directory + "/rules.yaml");
   rules << options_.rules;
   if (!rules.flush()) throw std::runtime_error("cannot write to " + options_.directory);
-  rpc::ClientOptions client;
+  rpc::NodeClientOptions client;
   client.address = kClients;
   client.breaker_misses = 0;
   client.backoff_max = 100 * kMillisecond;
   for (std::uint32_t i = 0; i < network.size(); ++i) {
     write_config(i);
-    network.within(i, [&] { processes_[i].client = std::make_unique<rpc::Client>(client); });
+    network.within(i, [&] { processes_[i].client = std::make_unique<rpc::NodeClient>(client); });
   }
 }
 

@@ -66,7 +66,7 @@ class Nodes {
     Nanos stop_deadline = 0;
     std::optional<Nanos> start_when_down;  // with this clock offset
     std::vector<Life> lives;
-    std::unique_ptr<rpc::Client> client;
+    std::unique_ptr<rpc::NodeClient> client;
   };
   void write_config(std::uint32_t node) const;
   void spawn(std::uint32_t node, Nanos clock_offset);

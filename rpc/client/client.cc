@@ -31,6 +31,14 @@ constexpr auto kReturnDeadline = std::chrono::milliseconds(250);
 constexpr auto kSlack = std::chrono::milliseconds(1);
 constexpr const char* kLimiterUnavailable = "limiter_unavailable";
 
+Error client_closed() {
+  return {ErrorKind::unavailable, "client closed"};
+}
+
+Error out_of_time() {
+  return {ErrorKind::deadline, "no answer in time"};
+}
+
 Nanos nanos(Clock::time_point when) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(when.time_since_epoch()).count();
 }
@@ -52,29 +60,18 @@ std::string key_of(const CheckItem& item) {
   return key;
 }
 
-/// A request whose views point into the item.
-struct AsRequest {
-  explicit AsRequest(const CheckItem& item) {
-    for (const auto& [name, value] : item.entries) entries.push_back({name, value});
-    request.domain = item.domain;
-    request.descriptor = entries;
-    request.hits = item.hits;
-    request.id = item.id;
-  }
-  std::vector<Entry> entries;
-  Request request;
-};
+using rpc::AsRequest;
 
-bool is_degraded(const rpc::CheckReply& reply) {
+bool is_degraded(const Reply& reply) {
   return std::any_of(reply.statuses.begin(), reply.statuses.end(),
-                     [](const rpc::CheckStatus& status) { return status.degraded; });
+                     [](const Status& status) { return status.degraded; });
 }
 
 /// What was told a while ago, as it is now.
-Reply aged(const rpc::CheckReply& told, Nanos age, Source source) {
-  Reply reply;
-  static_cast<rpc::CheckReply&>(reply) = told;
-  for (rpc::CheckStatus& status : reply.statuses) {
+ClientReply aged(const Reply& told, Nanos age, Source source) {
+  ClientReply reply;
+  static_cast<Reply&>(reply) = told;
+  for (Status& status : reply.statuses) {
     status.reset = std::max<Nanos>(status.reset - age, 0);
     if (status.retry_after != kNever)
       status.retry_after = std::max<Nanos>(status.retry_after - age, 0);
@@ -84,18 +81,9 @@ Reply aged(const rpc::CheckReply& told, Nanos age, Source source) {
   return reply;
 }
 
-Nanos retry_after_of(const rpc::CheckReply& reply) {
-  const rpc::CheckStatus* decider = reply.decider();
+Nanos retry_after_of(const Reply& reply) {
+  const Status* decider = reply.decider();
   return decider == nullptr ? 0 : decider->retry_after;
-}
-
-bool starts_with(const std::string& text, std::string_view prefix) {
-  return std::string_view(text).starts_with(prefix);
-}
-
-/// The node may have counted it.
-bool is_open_question(const std::string& error) {
-  return error == "deadline" || starts_with(error, "unknown:");
 }
 
 /// One request on its way. Used by one thread at a time.
@@ -143,7 +131,7 @@ struct Client::Impl {
 
   Shard& shard_of(const std::string& key) { return shards[stable_hash(key) % kShards]; }
   bool leasable(const CheckItem& item) const {
-    return options.leases.enabled && item.id.empty() && item.hits > 0;
+    return options.leases.enabled && item.id.empty() && item.hits > 0 && item.more.empty();
   }
   std::vector<std::size_t> order_of(const CheckItem& item) const;
   bool is_slow(const CheckItem& item) const;
@@ -153,25 +141,25 @@ struct Client::Impl {
   PendingPtr pend(CheckItem item, Done done);
 
   LeaseBook::Answer take(const std::string& key, const CheckItem& item);
-  std::optional<Reply> decided_here(const LeaseBook::Answer& answer);
+  std::optional<ClientReply> decided_here(const LeaseBook::Answer& answer);
   void start(PendingPtr pending);
   void go(PendingPtr pending, const LeaseBook::Answer& answer);
   void ask(PendingPtr pending);
   void ask_lease(PendingPtr pending, std::uint64_t most);
   void leased(const PendingPtr& pending, std::size_t node, Clock::time_point sent,
-              rpc::LeaseReply reply);
-  void answered(const PendingPtr& pending, rpc::CheckReply reply);
-  bool next_attempt(Pending& pending, const std::string& error);
+              LeaseReply reply);
+  void answered(const PendingPtr& pending, Reply reply);
+  bool next_attempt(Pending& pending, const Error& error);
   std::size_t choose(Pending& pending);
-  void finish(const PendingPtr& pending, rpc::CheckReply reply);
-  void give_up(const PendingPtr& pending, const std::string& cause);
-  Reply fall_back(const CheckItem& item, const std::string& cause);
-  void tell(Pending& pending, Reply reply);
+  void finish(const PendingPtr& pending, Reply reply);
+  void give_up(const PendingPtr& pending, const Error& cause);
+  ClientReply fall_back(const CheckItem& item, const Error& cause);
+  void tell(Pending& pending, ClientReply reply);
 
   struct Reserving;
   void reserve(std::shared_ptr<Reserving> call);
   void settle(std::string ticket, std::uint64_t hits, Clock::time_point until, bool again,
-              std::function<void(rpc::SettleReply)> done);
+              std::function<void(SettleReply)> done);
 
   void keep_house();
   void return_leases();
@@ -190,8 +178,8 @@ struct Client::Impl {
   std::atomic<bool> has_slow_rules{false};
 
   std::mutex told_mutex;
-  std::optional<rpc::RulesReply> told_rules;  // by a node, not looked at yet
-  Clock::time_point next_rules{};             // for the housekeeper alone, as what follows
+  std::optional<RulesReply> told_rules;  // by a node, not looked at yet
+  Clock::time_point next_rules{};        // for the housekeeper alone, as what follows
   std::string known_yaml;
   std::size_t rules_node = 0;
   bool asking_rules = false;
@@ -212,17 +200,17 @@ struct Client::Impl {
   /// Held (shared) by calls to `nodes` from the nodes' own threads; alone to close.
   std::shared_mutex closing_mutex;
   bool closing = false;
-  std::vector<std::unique_ptr<rpc::Client>> nodes;
+  std::vector<std::unique_ptr<rpc::NodeClient>> nodes;
 };
 
 Client::Impl::Impl(ClientOptions given) : options(std::move(given)) {
   if (options.nodes.empty()) throw std::invalid_argument("weir::Client: no nodes are given");
   if (options.rules) set_policy(options.rules);
   for (const std::string& address : options.nodes) {
-    rpc::ClientOptions node = options.connection;
+    rpc::NodeClientOptions node = options.connection;
     node.address = address;
     node.deadline = options.deadline;
-    nodes.push_back(std::make_unique<rpc::Client>(std::move(node)));
+    nodes.push_back(std::make_unique<rpc::NodeClient>(std::move(node)));
   }
   LeaseOptions each = options.leases;
   each.max_keys = std::max<std::size_t>(each.max_keys / kShards, 1);
@@ -257,7 +245,7 @@ Client::Impl::~Impl() {
   nodes.clear();
   for (Shard& shard : shards) {
     for (auto& [key, waiting] : shard.waiting) {
-      for (const PendingPtr& pending : waiting) give_up(pending, "client closed");
+      for (const PendingPtr& pending : waiting) give_up(pending, client_closed());
     }
   }
 }
@@ -317,7 +305,7 @@ LeaseBook::Answer Client::Impl::take(const std::string& key, const CheckItem& it
   return shard.book->take(key, item.hits, nanos(Clock::now()));
 }
 
-std::optional<Reply> Client::Impl::decided_here(const LeaseBook::Answer& answer) {
+std::optional<ClientReply> Client::Impl::decided_here(const LeaseBook::Answer& answer) {
   if (answer.way == LeaseBook::Way::spent) return aged(*answer.told, answer.age, Source::lease);
   if (answer.way == LeaseBook::Way::denied) {
     return aged(*answer.told, answer.age, Source::remembered);
@@ -332,7 +320,8 @@ void Client::Impl::start(PendingPtr pending) {
 }
 
 void Client::Impl::go(PendingPtr pending, const LeaseBook::Answer& answer) {
-  if (std::optional<Reply> reply = decided_here(answer)) return tell(*pending, std::move(*reply));
+  if (std::optional<ClientReply> reply = decided_here(answer))
+    return tell(*pending, std::move(*reply));
   if (answer.way == LeaseBook::Way::lease) return ask_lease(std::move(pending), answer.most);
   if (answer.way == LeaseBook::Way::wait) {
     Shard& shard = shard_of(pending->key);
@@ -354,13 +343,13 @@ void Client::Impl::ask(PendingPtr pending) {
   std::shared_lock lock(closing_mutex);
   if (closing) {
     lock.unlock();
-    return give_up(pending, "client closed");
+    return give_up(pending, client_closed());
   }
   std::size_t node = choose(*pending);
-  pending->item.apart = is_slow(pending->item);
+  pending->item.isolated = is_slow(pending->item);
   nodes[node]->check_async(
       {pending->item},
-      [this, pending](std::vector<rpc::CheckReply> replies) {
+      [this, pending](std::vector<Reply> replies) {
         answered(pending, std::move(replies.front()));
       },
       pending->deadline);
@@ -380,8 +369,8 @@ std::size_t Client::Impl::choose(Pending& pending) {
 }
 
 /// True if the request may and should be sent once more, to pending.order[pending.attempt].
-bool Client::Impl::next_attempt(Pending& pending, const std::string& error) {
-  const bool refused = rpc::surely_not_counted(error);
+bool Client::Impl::next_attempt(Pending& pending, const Error& error) {
+  const bool refused = error.surely_not_counted();
   pending.uncertain |= !refused;
   if (Clock::now() >= pending.deadline) return false;
   if (refused && !pending.uncertain && pending.attempt + 1 < pending.order.size()) {
@@ -389,7 +378,7 @@ bool Client::Impl::next_attempt(Pending& pending, const std::string& error) {
     ++failovers;
     return true;
   }
-  if (!pending.item.id.empty() && is_open_question(error) && !pending.retried) {
+  if (!pending.item.id.empty() && error.may_have_counted() && !pending.retried) {
     pending.retried = true;
     ++retries;
     return true;
@@ -397,43 +386,42 @@ bool Client::Impl::next_attempt(Pending& pending, const std::string& error) {
   return false;
 }
 
-void Client::Impl::answered(const PendingPtr& pending, rpc::CheckReply reply) {
+void Client::Impl::answered(const PendingPtr& pending, Reply reply) {
   if (reply.error.empty()) return finish(pending, std::move(reply));
-  if (starts_with(reply.error, kLimiterUnavailable)) {
-    Reply denied;
+  if (reply.error.kind == ErrorKind::closed) {
+    ClientReply denied;
     denied.degraded = true;
     denied.reason = kLimiterUnavailable;
     denied.cause = reply.error;
     return tell(*pending, std::move(denied));
   }
-  if (!rpc::surely_not_counted(reply.error) && !is_open_question(reply.error)) {
+  if (!reply.error.surely_not_counted() && !reply.error.may_have_counted()) {
     return finish(pending, std::move(reply));  // something is wrong with the request
   }
   if (next_attempt(*pending, reply.error)) return ask(pending);
   give_up(pending, reply.error);
 }
 
-void Client::Impl::finish(const PendingPtr& pending, rpc::CheckReply decision) {
+void Client::Impl::finish(const PendingPtr& pending, Reply decision) {
   if (!pending->key.empty() && !decision.allowed && decision.error.empty()) {
     Shard& shard = shard_of(pending->key);
     std::lock_guard lock(shard.mutex);
-    shard.book->denied(pending->key, pending->item.hits,
-                       std::make_shared<rpc::CheckReply>(decision), retry_after_of(decision),
-                       nanos(Clock::now()));
+    shard.book->denied(pending->key, pending->item.hits, std::make_shared<Reply>(decision),
+                       retry_after_of(decision), nanos(Clock::now()));
   }
-  Reply reply;
-  static_cast<rpc::CheckReply&>(reply) = std::move(decision);
+  ClientReply reply;
+  static_cast<Reply&>(reply) = std::move(decision);
   reply.degraded = is_degraded(reply);
   tell(*pending, std::move(reply));
 }
 
-void Client::Impl::give_up(const PendingPtr& pending, const std::string& cause) {
+void Client::Impl::give_up(const PendingPtr& pending, const Error& cause) {
   if (pending->finished.load()) return;
   tell(*pending, fall_back(pending->item, cause));
 }
 
-Reply Client::Impl::fall_back(const CheckItem& item, const std::string& cause) {
-  Reply reply;
+ClientReply Client::Impl::fall_back(const CheckItem& item, const Error& cause) {
+  ClientReply reply;
   reply.source = Source::fallback;
   reply.degraded = true;
   reply.cause = cause;
@@ -444,19 +432,14 @@ Reply Client::Impl::fall_back(const CheckItem& item, const std::string& cause) {
   }
   AsRequest as(item);
   Fallback::Answer answer = known->decide(as.request, nanos(Clock::now()));
+  weir::tell(answer.decision, known->rules(), reply);
   reply.allowed = answer.allowed;
   if (answer.closed) reply.reason = kLimiterUnavailable;
-  reply.deciding = answer.decision.deciding;
-  reply.repeated = answer.decision.repeated;
-  for (const RuleStatus& status : answer.decision.statuses) {
-    reply.statuses.push_back({known->rules().rules()[status.rule].name, status.limit,
-                              status.remaining, status.reset, status.retry_after, status.allowed,
-                              status.shadow, true, status.delay});
-  }
+  for (Status& status : reply.statuses) status.degraded = true;
   return reply;
 }
 
-void Client::Impl::tell(Pending& pending, Reply reply) {
+void Client::Impl::tell(Pending& pending, ClientReply reply) {
   if (pending.finished.exchange(true)) return;
   ++by_source[static_cast<std::size_t>(reply.source)];
   if (reply.degraded) ++degraded;
@@ -475,20 +458,20 @@ void Client::Impl::ask_lease(PendingPtr pending, std::uint64_t most) {
   std::shared_lock lock(closing_mutex);
   if (closing) {
     lock.unlock();
-    return give_up(pending, "client closed");
+    return give_up(pending, client_closed());
   }
   std::size_t node = choose(*pending);
   nodes[node]->lease_async(
       pending->item, most, options.leases.term,
-      [this, pending, most, node, sent](rpc::LeaseReply reply) {
-        const std::string& error = reply.decision.error;
-        if (rpc::surely_not_counted(error) && next_attempt(*pending, error)) {
+      [this, pending, most, node, sent](LeaseReply reply) {
+        const Error& error = reply.decision.error;
+        if (error.surely_not_counted() && next_attempt(*pending, error)) {
           return ask_lease(pending, most);
         }
         leased(pending, node, sent, std::move(reply));
       },
       pending->deadline,
-      [this, pending, node](const rpc::LeaseReply& late) {
+      [this, pending, node](const LeaseReply& late) {
         Shard& late_shard = shard_of(pending->key);
         std::lock_guard late_lock(late_shard.mutex);
         late_shard.book->give_back({node, late.ticket, pending->item.hits, 0});
@@ -496,9 +479,9 @@ void Client::Impl::ask_lease(PendingPtr pending, std::uint64_t most) {
 }
 
 void Client::Impl::leased(const PendingPtr& pending, std::size_t node, Clock::time_point sent,
-                          rpc::LeaseReply reply) {
+                          LeaseReply reply) {
   Shard& shard = shard_of(pending->key);
-  const rpc::CheckReply& decision = reply.decision;
+  const Reply& decision = reply.decision;
   const bool told = decision.error.empty();
   const std::uint64_t hits = pending->item.hits;
   std::vector<PendingPtr> waiting;
@@ -508,12 +491,12 @@ void Client::Impl::leased(const PendingPtr& pending, std::size_t node, Clock::ti
     if (told && decision.allowed && !reply.ticket.empty()) {
       shard.book->granted(
           pending->key, hits,
-          {node, reply.ticket, reply.hits, reply.term, std::make_shared<rpc::CheckReply>(decision)},
+          {node, reply.ticket, reply.hits, reply.term, std::make_shared<Reply>(decision)},
           nanos(sent), now);
     } else {
       shard.book->refused(pending->key, told && !decision.allowed, now);
       if (told && !decision.allowed) {
-        shard.book->denied(pending->key, hits, std::make_shared<rpc::CheckReply>(decision),
+        shard.book->denied(pending->key, hits, std::make_shared<Reply>(decision),
                            retry_after_of(decision), now);
       }
     }
@@ -524,7 +507,7 @@ void Client::Impl::leased(const PendingPtr& pending, std::size_t node, Clock::ti
     }
   }
   // Where nobody grants a lease it goes its way as a plain request.
-  if (!told && rpc::surely_not_counted(decision.error) && !pending->uncertain) {
+  if (!told && decision.error.surely_not_counted() && !pending->uncertain) {
     pending->attempt = 0;
     ask(pending);
   } else {
@@ -547,10 +530,10 @@ void Client::Impl::return_leases() {
       ++returning;
       ++calls;
       std::string ticket = each.ticket;
-      rpc::Client& node = *nodes[each.node];
+      rpc::NodeClient& node = *nodes[each.node];
       node.settle_async(
           std::move(ticket), each.used,
-          [this, i, each](const rpc::SettleReply& reply) {
+          [this, i, each](const SettleReply& reply) {
             if (!reply.error.empty()) {
               std::lock_guard lock(shards[i].mutex);
               shards[i].book->try_again(each);
@@ -589,7 +572,7 @@ void Client::Impl::set_policy(std::shared_ptr<const RuleSet> rules) {
 
 /// On the housekeeper's thread: takes in what a node told, or asks the next one.
 void Client::Impl::learn_rules() {
-  std::optional<rpc::RulesReply> answer;
+  std::optional<RulesReply> answer;
   {
     std::lock_guard lock(told_mutex);
     answer = std::exchange(told_rules, std::nullopt);
@@ -615,7 +598,7 @@ void Client::Impl::learn_rules() {
     if (!nodes[rules_node]->usable()) continue;
     asking_rules = true;
     nodes[rules_node]->rules_async(
-        [this](rpc::RulesReply reply) {
+        [this](RulesReply reply) {
           std::lock_guard lock(told_mutex);
           told_rules = std::move(reply);
         },
@@ -636,24 +619,24 @@ void Client::Impl::reserve(std::shared_ptr<Reserving> call) {
   std::shared_lock lock(closing_mutex);
   if (closing) {
     lock.unlock();
-    return call->done({fall_back(call->pending.item, "client closed"), {}});
+    return call->done({fall_back(call->pending.item, client_closed()), {}});
   }
   std::size_t node = choose(call->pending);
   nodes[node]->reserve_async(
       call->pending.item, call->timeout,
-      [this, call, node](rpc::ReserveReply reply) {
-        const std::string& error = reply.decision.error;
+      [this, call, node](ReserveReply reply) {
+        const Error& error = reply.decision.error;
         Reservation out;
-        bool no_answer = rpc::surely_not_counted(error) || is_open_question(error);
+        bool no_answer = error.surely_not_counted() || error.may_have_counted();
         if (no_answer && next_attempt(call->pending, error)) return reserve(call);
         if (no_answer) {
           out.decision = fall_back(call->pending.item, error);
-        } else if (starts_with(error, kLimiterUnavailable)) {
+        } else if (error.kind == ErrorKind::closed) {
           out.decision.degraded = true;
           out.decision.reason = kLimiterUnavailable;
           out.decision.cause = error;
         } else {
-          static_cast<rpc::CheckReply&>(out.decision) = std::move(reply.decision);
+          static_cast<Reply&>(out.decision) = std::move(reply.decision);
           out.decision.degraded = is_degraded(out.decision);
           if (!reply.ticket.empty()) out.ticket = reply.ticket + "@" + options.nodes[node];
         }
@@ -665,17 +648,17 @@ void Client::Impl::reserve(std::shared_ptr<Reserving> call) {
 }
 
 void Client::Impl::settle(std::string ticket, std::uint64_t hits, Clock::time_point until,
-                          bool again, std::function<void(rpc::SettleReply)> done) {
+                          bool again, std::function<void(SettleReply)> done) {
   auto at = ticket.rfind('@');
   auto node = at == std::string::npos
                   ? options.nodes.end()
                   : std::find(options.nodes.begin(), options.nodes.end(), ticket.substr(at + 1));
-  rpc::SettleReply reply;
+  SettleReply reply;
   std::shared_lock lock(closing_mutex);
   if (node == options.nodes.end()) {
-    reply.error = "the ticket names none of this client's nodes";
+    reply.error = {ErrorKind::invalid, "the ticket names none of this client's nodes"};
   } else if (closing) {
-    reply.error = "unavailable: client closed";
+    reply.error = client_closed();
   }
   if (!reply.error.empty()) {
     lock.unlock();
@@ -685,8 +668,8 @@ void Client::Impl::settle(std::string ticket, std::uint64_t hits, Clock::time_po
   // It settles once, so to send it again does no harm.
   nodes[static_cast<std::size_t>(node - options.nodes.begin())]->settle_async(
       ticket.substr(0, at), hits,
-      [this, ticket, hits, until, again, done = std::move(done)](rpc::SettleReply got) mutable {
-        if (again && starts_with(got.error, "unknown:") && Clock::now() < until) {
+      [this, ticket, hits, until, again, done = std::move(done)](SettleReply got) mutable {
+        if (again && got.error.kind == ErrorKind::unknown && Clock::now() < until) {
           ++retries;
           return settle(std::move(ticket), hits, until, false, std::move(done));
         }
@@ -701,45 +684,45 @@ Client::Client(ClientOptions options) : impl_(std::make_unique<Impl>(std::move(o
 
 Client::~Client() = default;
 
-Reply Client::check(const CheckItem& item) {
+ClientReply Client::check(const CheckItem& item) {
   std::string key;
   LeaseBook::Answer answer;
   if (impl_->leasable(item)) {
     key = key_of(item);
     answer = impl_->take(key, item);
-    if (std::optional<Reply> reply = impl_->decided_here(answer)) {
+    if (std::optional<ClientReply> reply = impl_->decided_here(answer)) {
       ++impl_->by_source[static_cast<std::size_t>(reply->source)];
       if (reply->degraded) ++impl_->degraded;
       return std::move(*reply);
     }
   }
-  auto waited = std::make_shared<Waited<Reply>>();
+  auto waited = std::make_shared<Waited<ClientReply>>();
   auto pending = std::make_shared<Pending>();
   pending->item = item;
   pending->key = std::move(key);
   pending->deadline = impl_->deadline();
-  pending->done = [waited](Reply reply) { waited->set(std::move(reply)); };
+  pending->done = [waited](ClientReply reply) { waited->set(std::move(reply)); };
   impl_->go(pending, answer);
   // The connection keeps the deadline too; it is not relied on.
   if (!waited->wait(pending->deadline + kSlack)) {
-    impl_->give_up(pending, "deadline");
+    impl_->give_up(pending, out_of_time());
     waited->wait(Clock::now() + std::chrono::hours(1));  // whoever was first is telling
   }
   return std::move(*waited->answer);
 }
 
-std::vector<Reply> Client::check(std::span<const CheckItem> items) {
-  std::vector<std::shared_ptr<Waited<Reply>>> waited;
+std::vector<ClientReply> Client::check(std::span<const CheckItem> items) {
+  std::vector<std::shared_ptr<Waited<ClientReply>>> waited;
   std::vector<PendingPtr> pending;
   for (const CheckItem& item : items) {
-    auto one = waited.emplace_back(std::make_shared<Waited<Reply>>());
-    pending.push_back(impl_->pend(item, [one](Reply reply) { one->set(std::move(reply)); }));
+    auto one = waited.emplace_back(std::make_shared<Waited<ClientReply>>());
+    pending.push_back(impl_->pend(item, [one](ClientReply reply) { one->set(std::move(reply)); }));
     impl_->start(pending.back());
   }
-  std::vector<Reply> replies;
+  std::vector<ClientReply> replies;
   for (std::size_t i = 0; i < items.size(); ++i) {
     if (!waited[i]->wait(pending[i]->deadline + kSlack)) {
-      impl_->give_up(pending[i], "deadline");
+      impl_->give_up(pending[i], out_of_time());
       waited[i]->wait(Clock::now() + std::chrono::hours(1));
     }
     replies.push_back(std::move(*waited[i]->answer));
@@ -751,10 +734,11 @@ void Client::check_async(CheckItem item, Done done) {
   impl_->start(impl_->pend(std::move(item), std::move(done)));
 }
 
-std::future<Reply> Client::check_async(CheckItem item) {
-  auto promise = std::make_shared<std::promise<Reply>>();
+std::future<ClientReply> Client::check_async(CheckItem item) {
+  auto promise = std::make_shared<std::promise<ClientReply>>();
   auto future = promise->get_future();
-  check_async(std::move(item), [promise](Reply reply) { promise->set_value(std::move(reply)); });
+  check_async(std::move(item),
+              [promise](ClientReply reply) { promise->set_value(std::move(reply)); });
   return future;
 }
 
@@ -773,21 +757,21 @@ Reservation Client::reserve(const CheckItem& item, Nanos timeout) {
   auto until = impl_->deadline() + kSlack;
   reserve_async(item, timeout, [waited](Reservation got) { waited->set(std::move(got)); });
   if (waited->wait(until)) return std::move(*waited->answer);
-  return {impl_->fall_back(item, "deadline"), {}};
+  return {impl_->fall_back(item, out_of_time()), {}};
 }
 
 void Client::settle_async(std::string ticket, std::uint64_t hits,
-                          std::function<void(rpc::SettleReply)> done) {
+                          std::function<void(SettleReply)> done) {
   impl_->settle(std::move(ticket), hits, impl_->deadline(), true, std::move(done));
 }
 
-rpc::SettleReply Client::settle(const std::string& ticket, std::uint64_t hits) {
-  auto waited = std::make_shared<Waited<rpc::SettleReply>>();
+SettleReply Client::settle(const std::string& ticket, std::uint64_t hits) {
+  auto waited = std::make_shared<Waited<SettleReply>>();
   auto until = impl_->deadline() + kSlack;
-  settle_async(ticket, hits, [waited](rpc::SettleReply got) { waited->set(std::move(got)); });
+  settle_async(ticket, hits, [waited](SettleReply got) { waited->set(std::move(got)); });
   if (waited->wait(until)) return std::move(*waited->answer);
-  rpc::SettleReply late;
-  late.error = "deadline";
+  SettleReply late;
+  late.error = out_of_time();
   return late;
 }
 

@@ -27,7 +27,7 @@ struct ClientOptions {
   /// How the connection to each node behaves: connecting, back-off, circuit breaker (by default 3
   /// missed deadlines open it for 10 s, then one probe, doubling). Address and deadline are
   /// ignored.
-  rpc::ClientOptions connection = {};
+  rpc::NodeClientOptions connection = {};
   /// Descriptor entries whose values choose the node. Empty: the key of the first rule that
   /// matches, if `rules` are given or learned, else the whole descriptor. Best is what the rules
   /// count by: then most keys are counted by one node.
@@ -51,17 +51,17 @@ enum class Source : std::uint8_t {
   fallback,    ///< no node answered in time
 };
 
-struct Reply : rpc::CheckReply {
+struct ClientReply : Reply {
   Source source = Source::node;
   /// Not as the rules ask for: no node decided, or one did without its disk or its room.
   bool degraded = false;
   /// Denied although no rule counted it out: "limiter_unavailable".
   std::string reason = {};
-  std::string cause = {};  ///< source fallback: why no node answered
+  Error cause = {};  ///< source fallback: why no node answered
 };
 
 struct Reservation {
-  Reply decision;
+  ClientReply decision;
   std::string ticket;  ///< names its node too; empty if nothing is held
 };
 
@@ -101,19 +101,18 @@ class Client {
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
-  Reply check(const CheckItem& item);
-  std::vector<Reply> check(std::span<const CheckItem> items);
-  using Done = std::function<void(Reply)>;
+  ClientReply check(const CheckItem& item);
+  std::vector<ClientReply> check(std::span<const CheckItem> items);
+  using Done = std::function<void(ClientReply)>;
   void check_async(CheckItem item, Done done);
-  std::future<Reply> check_async(CheckItem item);
+  std::future<ClientReply> check_async(CheckItem item);
 
   /// Reserves `item.hits` as an estimate (docs/reserve.md).
   Reservation reserve(const CheckItem& item, Nanos timeout);
   void reserve_async(CheckItem item, Nanos timeout, std::function<void(Reservation)> done);
   /// Settles it with what was really used, at the node that gave the ticket.
-  rpc::SettleReply settle(const std::string& ticket, std::uint64_t hits);
-  void settle_async(std::string ticket, std::uint64_t hits,
-                    std::function<void(rpc::SettleReply)> done);
+  SettleReply settle(const std::string& ticket, std::uint64_t hits);
+  void settle_async(std::string ticket, std::uint64_t hits, std::function<void(SettleReply)> done);
 
   /// Rules were given, or learned from a node.
   bool rules_known() const;

@@ -95,8 +95,8 @@ void LeaseBook::refused(std::string_view key, bool leasable, Nanos now) {
   if (!leasable) entry->not_before = now + options_.term;
 }
 
-void LeaseBook::denied(std::string_view key, std::uint64_t hits,
-                       std::shared_ptr<const rpc::CheckReply> told, Nanos retry_after, Nanos now) {
+void LeaseBook::denied(std::string_view key, std::uint64_t hits, std::shared_ptr<const Reply> told,
+                       Nanos retry_after, Nanos now) {
   Entry* entry = find(key);
   if (entry == nullptr) return;
   // One that denies less says more, while it lasts.

@@ -57,7 +57,7 @@ class LeaseBook {
     Way way = Way::call;
     std::uint64_t most = 0;
     /// spent, denied: what the node said when it granted the block or denied, so long ago.
-    std::shared_ptr<const rpc::CheckReply> told;
+    std::shared_ptr<const Reply> told;
     Nanos age = 0;
   };
   /// One request of `hits` (at least 1) for `key`.
@@ -68,7 +68,7 @@ class LeaseBook {
     std::string ticket;
     std::uint64_t hits = 0;  ///< those of the request that asked included
     Nanos term = 0;
-    std::shared_ptr<const rpc::CheckReply> told;
+    std::shared_ptr<const Reply> told;
   };
   /// The answer to Way::lease: the block is this key's, less the `hits` of the request that asked.
   /// `sent` is when that was sent.
@@ -77,7 +77,7 @@ class LeaseBook {
   /// does not answer); it is not asked for again within a term.
   void refused(std::string_view key, bool leasable, Nanos now);
   /// A node denied `hits` of the key, whoever asked. `retry_after` as it said; kNever too.
-  void denied(std::string_view key, std::uint64_t hits, std::shared_ptr<const rpc::CheckReply> told,
+  void denied(std::string_view key, std::uint64_t hits, std::shared_ptr<const Reply> told,
               Nanos retry_after, Nanos now);
 
   /// What goes back: to be settled at `node` with `used`.
@@ -115,7 +115,7 @@ class LeaseBook {
     bool asking = false;
     Nanos not_before = 0;  // no block is asked for
     std::optional<Block> block;
-    std::shared_ptr<const rpc::CheckReply> told;  // the denial
+    std::shared_ptr<const Reply> told;  // the denial
     std::uint64_t denied_hits = 0;
     Nanos denied_at = 0;
     Nanos denied_until = 0;

@@ -16,8 +16,8 @@ LeaseOptions options() {
   return out;
 }
 
-std::shared_ptr<const rpc::CheckReply> told() {
-  return std::make_shared<rpc::CheckReply>();
+std::shared_ptr<const Reply> told() {
+  return std::make_shared<Reply>();
 }
 
 LeaseBook::Grant grant(const std::string& ticket, std::uint64_t hits, Nanos term = kSecond) {

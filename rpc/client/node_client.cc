@@ -35,38 +35,49 @@ constexpr auto kSettled = std::chrono::seconds(5);
 /// How much later than the loop a waiting caller gives up: the loop knows better what went wrong.
 constexpr auto kSlack = std::chrono::milliseconds(1);
 
-constexpr const char* kDeadline = "deadline";
 constexpr const char* kCircuitOpen = "circuit open after missed deadlines";
 
 std::string problem(const CheckItem& item) {
   if (item.domain.size() > kMaxText) return "domain is too long";
   if (item.id.size() > kMaxRequestId) return "id is too long";
-  if (item.entries.size() > kMaxEntries) return "too many descriptor entries";
   if (item.only.size() > kMaxOnly) return "too many rules are named";
-  for (const auto& [key, value] : item.entries) {
-    if (key.size() > kMaxText || value.size() > kMaxText) return "a descriptor entry is too long";
+  if (item.more.size() >= kMaxDescriptors) return "too many descriptors";
+  auto wrong = [](const auto& entries) {
+    if (entries.size() > kMaxEntries) return "too many descriptor entries";
+    for (const auto& [key, value] : entries) {
+      if (key.size() > kMaxText || value.size() > kMaxText) return "a descriptor entry is too long";
+    }
+    return "";
+  };
+  std::string why = wrong(item.entries);
+  for (const CheckDescriptor& each : item.more) {
+    if (why.empty()) why = wrong(each.entries);
   }
-  return {};
+  return why;
 }
 
 std::size_t text_bytes(const CheckItem& item) {
   std::size_t bytes = 64 + item.domain.size() + item.id.size();
-  for (const auto& [key, value] : item.entries) bytes += 32 + key.size() + value.size();
+  auto add = [&bytes](const auto& entries) {
+    for (const auto& [key, value] : entries) bytes += 32 + key.size() + value.size();
+  };
+  add(item.entries);
+  for (const CheckDescriptor& each : item.more) add(each.entries);
   for (const std::string& rule : item.only) bytes += 16 + rule.size();
   return bytes;
 }
 
-std::vector<CheckReply> failure(std::size_t n, const std::string& error) {
-  CheckReply reply;
+std::vector<Reply> failure(std::size_t n, const Error& error) {
+  Reply reply;
   reply.error = error;
-  return std::vector<CheckReply>(n, reply);
+  return std::vector<Reply>(n, reply);
 }
 
 /// One call of a user: used by the client's thread alone once it was submitted.
 struct Call {
   virtual ~Call() = default;
   /// Tells the user; called once.
-  virtual void end(const std::string& error) = 0;
+  virtual void end(const Error& error) = 0;
 
   std::size_t requests = 1;
   Clock::time_point start;
@@ -77,7 +88,7 @@ struct Call {
 };
 
 struct CheckCall final : Call {
-  void end(const std::string& error) override {
+  void end(const Error& error) override {
     for (std::size_t i = 0; i < replies.size(); ++i) {
       if (!answered[i]) replies[i].error = error;
     }
@@ -85,10 +96,10 @@ struct CheckCall final : Call {
   }
 
   std::vector<CheckItem> items;
-  std::vector<CheckReply> replies;
+  std::vector<Reply> replies;
   std::vector<bool> answered;
   std::size_t unanswered = 0;
-  Client::Done done;
+  NodeClient::Done done;
 };
 
 /// A call that is a message of its own.
@@ -101,18 +112,30 @@ struct SingleCall : Call {
   virtual kj::Promise<void> send(schema::Service::Client& service) = 0;
 };
 
-/// `Reply` has its error in `Error()(reply)`.
-template <typename Reply, typename Error>
+inline Error& error_of(ReserveReply& reply) {
+  return reply.decision.error;
+}
+inline Error& error_of(LeaseReply& reply) {
+  return reply.decision.error;
+}
+inline Error& error_of(SettleReply& reply) {
+  return reply.error;
+}
+inline Error& error_of(RulesReply& reply) {
+  return reply.error;
+}
+
+template <typename Answer>
 struct Single : SingleCall {
-  void end(const std::string& error) override {
+  void end(const Error& error) override {
     if (!error.empty()) {
       reply = {};
-      Error()(reply) = error;
+      error_of(reply) = error;
     }
     done(std::move(reply));
   }
-  Reply reply;
-  std::function<void(Reply)> done;
+  Answer reply;
+  std::function<void(Answer)> done;
 };
 
 using CallPtr = std::shared_ptr<Call>;
@@ -124,7 +147,7 @@ struct Part {
   std::size_t item;
 };
 
-using StatusDone = std::function<void(std::string json, std::string error)>;
+using StatusDone = std::function<void(std::string json, const Error& error)>;
 
 kj::StringPtr text(const std::string& s) {
   return kj::StringPtr(s.c_str(), s.size());
@@ -133,6 +156,14 @@ kj::StringPtr text(const std::string& s) {
 kj::Duration until(Clock::time_point when) {
   auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(when - Clock::now()).count();
   return std::max<std::int64_t>(0, ns) * kj::NANOSECONDS;
+}
+
+void write(const std::vector<std::pair<std::string, std::string>>& entries,
+           capnp::List<schema::Entry>::Builder to) {
+  for (std::size_t k = 0; k < entries.size(); ++k) {
+    to[static_cast<capnp::uint>(k)].setKey(text(entries[k].first));
+    to[static_cast<capnp::uint>(k)].setValue(text(entries[k].second));
+  }
 }
 
 void write(const CheckItem& item, schema::CheckRequest::Builder to) {
@@ -146,36 +177,45 @@ void write(const CheckItem& item, schema::CheckRequest::Builder to) {
     }
   }
   if (item.wants_bound) to.setWantsBound(true);
-  auto entries = to.initEntries(static_cast<capnp::uint>(item.entries.size()));
-  for (std::size_t k = 0; k < item.entries.size(); ++k) {
-    entries[static_cast<capnp::uint>(k)].setKey(text(item.entries[k].first));
-    entries[static_cast<capnp::uint>(k)].setValue(text(item.entries[k].second));
+  write(item.entries, to.initEntries(static_cast<capnp::uint>(item.entries.size())));
+  if (item.more.empty()) return;
+  auto more = to.initMore(static_cast<capnp::uint>(item.more.size()));
+  for (std::size_t k = 0; k < item.more.size(); ++k) {
+    auto descriptor = more[static_cast<capnp::uint>(k)];
+    const CheckDescriptor& from = item.more[k];
+    descriptor.setHits(from.hits);
+    write(from.entries, descriptor.initEntries(static_cast<capnp::uint>(from.entries.size())));
   }
 }
 
-std::string unavailable(const std::string& why) {
-  return "unavailable: " + why;
+Error out_of_time() {
+  return {ErrorKind::deadline, "no answer in time"};
 }
 
-std::string unknown(const std::string& why) {
-  return "unknown: " + why;
+Error unavailable(const std::string& why) {
+  return {ErrorKind::unavailable, why};
+}
+
+Error unknown(const std::string& why) {
+  return {ErrorKind::unknown, why};
 }
 
 /// Why a call that was sent has failed. The node may have counted it, unless it says that it did
 /// not begin.
-std::string failed(const kj::Exception& e) {
+Error failed(const kj::Exception& e) {
   switch (e.getType()) {
     case kj::Exception::Type::DISCONNECTED:
       return unknown("connection lost");
     case kj::Exception::Type::OVERLOADED:
+      return {ErrorKind::overloaded, reason(e)};
     case kj::Exception::Type::UNIMPLEMENTED:
-      return unavailable(reason(e));
+      return {ErrorKind::unsupported, reason(e)};
     default:
       return unknown(reason(e));
   }
 }
 
-void copy_decision(schema::CheckResult::Reader in, CheckReply& out) {
+void copy_decision(schema::CheckResult::Reader in, Reply& out) {
   if (decode(in, out)) return;
   out = {};
   out.error = unknown("malformed answer");
@@ -185,17 +225,7 @@ std::string copy(capnp::Text::Reader in) {
   return std::string(in.cStr(), in.size());
 }
 
-struct ReserveError {
-  std::string& operator()(ReserveReply& reply) const { return reply.decision.error; }
-};
-struct LeaseError {
-  std::string& operator()(LeaseReply& reply) const { return reply.decision.error; }
-};
-struct SettleError {
-  std::string& operator()(SettleReply& reply) const { return reply.error; }
-};
-
-struct ReserveCall final : Single<ReserveReply, ReserveError> {
+struct ReserveCall final : Single<ReserveReply> {
   std::string problem() const override { return rpc::problem(item); }
   kj::Promise<void> send(schema::Service::Client& service) override {
     auto request = service.reserveRequest();
@@ -210,7 +240,7 @@ struct ReserveCall final : Single<ReserveReply, ReserveError> {
   Nanos timeout = 0;
 };
 
-struct LeaseCall final : Single<LeaseReply, LeaseError> {
+struct LeaseCall final : Single<LeaseReply> {
   std::string problem() const override { return rpc::problem(item); }
   kj::Promise<void> send(schema::Service::Client& service) override {
     auto request = service.leaseRequest();
@@ -238,11 +268,7 @@ struct LeaseCall final : Single<LeaseReply, LeaseError> {
   std::function<void(LeaseReply)> late;
 };
 
-struct RulesError {
-  std::string& operator()(RulesReply& reply) const { return reply.error; }
-};
-
-struct RulesCall final : Single<RulesReply, RulesError> {
+struct RulesCall final : Single<RulesReply> {
   std::string problem() const override { return {}; }
   kj::Promise<void> send(schema::Service::Client& service) override {
     return service.rulesRequest().send().then(
@@ -252,7 +278,7 @@ struct RulesCall final : Single<RulesReply, RulesError> {
   }
 };
 
-struct SettleCall final : Single<SettleReply, SettleError> {
+struct SettleCall final : Single<SettleReply> {
   std::string problem() const override {
     return ticket.size() > kMaxTicket ? "ticket is too long" : "";
   }
@@ -262,7 +288,7 @@ struct SettleCall final : Single<SettleReply, SettleError> {
     request.setHits(hits);
     return request.send().then([this](capnp::Response<schema::Service::SettleResults>&& r) {
       auto result = r.getResult();
-      reply.error = copy(result.getError());
+      reply.error = decode_error(result.getErrorKind(), result.getError());
       reply.settled = result.getSettled();
       reply.reserved = result.getReserved();
       reply.lapsed = result.getLapsed();
@@ -282,7 +308,7 @@ struct Lane {
 /// Everything that lives on the client's thread.
 class Core final : private kj::TaskSet::ErrorHandler {
  public:
-  Core(EventLoop& loop, const ClientOptions& options, std::atomic<bool>& connected,
+  Core(EventLoop& loop, const NodeClientOptions& options, std::atomic<bool>& connected,
        std::atomic<Clock::rep>& open_until);
   ~Core();
 
@@ -301,12 +327,12 @@ class Core final : private kj::TaskSet::ErrorHandler {
   kj::Duration next_backoff();
 
   bool admit(const CallPtr& call);
-  void end(Call& call, const std::string& error);
+  void end(Call& call, const Error& error);
   void flush_later();
   void send_batch(Lane& lane);
   void send_single();
   void answered(const std::vector<Part>& parts, capnp::List<schema::CheckResult>::Reader results);
-  void answer(const Part& part, CheckReply reply);
+  void answer(const Part& part, Reply reply);
   void ask_status(StatusDone done);
 
   void watch_deadlines();
@@ -316,7 +342,7 @@ class Core final : private kj::TaskSet::ErrorHandler {
   void open_circuit(Clock::time_point now);
 
   EventLoop& loop_;
-  const ClientOptions& options_;
+  const NodeClientOptions& options_;
   std::atomic<bool>& connected_;
   std::atomic<Clock::rep>& open_until_;  // the circuit, for other threads; 0: it is closed
   std::mt19937_64 random_{std::random_device{}()};
@@ -330,7 +356,7 @@ class Core final : private kj::TaskSet::ErrorHandler {
 
   std::multimap<Clock::time_point, CallPtr>
       calls_;                          // by deadline; ended ones leave with their turn
-  Lane lanes_[2];                      // requests that go apart have the second
+  Lane lanes_[2];                      // isolated requests have the second
   std::deque<SingleCallPtr> singles_;  // not yet sent
   std::size_t waiting_ = 0;            // requests of open calls
   std::size_t singles_in_flight_ = 0;
@@ -351,7 +377,7 @@ class Core final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> dialling_ = nullptr;
 };
 
-Core::Core(EventLoop& loop, const ClientOptions& options, std::atomic<bool>& connected,
+Core::Core(EventLoop& loop, const NodeClientOptions& options, std::atomic<bool>& connected,
            std::atomic<Clock::rep>& open_until)
     : loop_(loop),
       options_(options),
@@ -412,7 +438,7 @@ void Core::went_down(const std::string& why) {
   service_ = nullptr;
   connection_ = nullptr;
   // What was sent fails with its batch; what was not, here.
-  CheckReply reply;
+  Reply reply;
   reply.error = unavailable(why);
   for (Lane& lane : lanes_) {
     for (const Part& part : std::exchange(lane.queue, {})) answer(part, reply);
@@ -457,16 +483,16 @@ void Core::submit(CheckCallPtr call) {
   for (std::size_t i = 0; i < call->items.size(); ++i) {
     std::string wrong = problem(call->items[i]);
     call->answered[i] = !wrong.empty();
-    call->replies[i].error = std::move(wrong);
+    call->replies[i].error = {ErrorKind::invalid, std::move(wrong)};
     if (!call->answered[i]) ++call->unanswered;
   }
   if (call->unanswered == 0) {
     waiting_ += call->requests;
-    return end(*call, "");
+    return end(*call, {});
   }
   if (!admit(call)) return;
   for (std::size_t i = 0; i < call->items.size(); ++i) {
-    if (!call->answered[i]) lanes_[call->items[i].apart ? 1 : 0].queue.push_back({call, i});
+    if (!call->answered[i]) lanes_[call->items[i].isolated ? 1 : 0].queue.push_back({call, i});
   }
 }
 
@@ -474,13 +500,13 @@ void Core::submit(SingleCallPtr call) {
   std::string wrong = call->problem();
   if (!wrong.empty()) {
     waiting_ += call->requests;
-    return end(*call, wrong);
+    return end(*call, {ErrorKind::invalid, wrong});
   }
   if (admit(call)) singles_.push_back(std::move(call));
 }
 
 /// Ends a call. What has no answer yet gets `error`.
-void Core::end(Call& call, const std::string& error) {
+void Core::end(Call& call, const Error& error) {
   if (!std::exchange(call.open, false)) return;
   waiting_ -= call.requests;
   // A probe that ends while the circuit is open has failed.
@@ -543,7 +569,7 @@ void Core::send_batch(Lane& lane) {
   // Given up when nobody waits for it any more.
   tasks_.add(response.exclusiveJoin(loop_.timer().afterDelay(until(latest) + 1 * kj::MILLISECONDS))
                  .catch_([this, parts](kj::Exception&& e) {
-                   CheckReply reply;
+                   Reply reply;
                    reply.error = failed(e);
                    for (const Part& part : *parts) answer(part, reply);
                  })
@@ -562,7 +588,7 @@ void Core::send_single() {
   auto response = call->send(KJ_ASSERT_NONNULL(service_)).then([this, call] {
     if (!call->open) return call->came_late();
     heard();
-    end(*call, "");
+    end(*call, {});
   });
   tasks_.add(
       response.exclusiveJoin(loop_.timer().afterDelay(until(call->deadline) + call->patience()))
@@ -577,7 +603,7 @@ void Core::answered(const std::vector<Part>& parts,
                     capnp::List<schema::CheckResult>::Reader results) {
   heard();
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    CheckReply reply;
+    Reply reply;
     if (i >= results.size() || !decode(results[static_cast<capnp::uint>(i)], reply)) {
       reply = {};
       reply.error = unknown("malformed answer");
@@ -586,12 +612,12 @@ void Core::answered(const std::vector<Part>& parts,
   }
 }
 
-void Core::answer(const Part& part, CheckReply reply) {
+void Core::answer(const Part& part, Reply reply) {
   CheckCall& call = *part.call;
   if (!call.open || call.answered[part.item]) return;
   call.replies[part.item] = std::move(reply);
   call.answered[part.item] = true;
-  if (--call.unanswered == 0) end(call, "");
+  if (--call.unanswered == 0) end(call, {});
 }
 
 // ---- Status ----
@@ -609,7 +635,7 @@ void Core::ask_status(StatusDone done) {
         (*shared)(std::string(r.getJson().cStr(), r.getJson().size()), {});
       });
   auto late = loop_.timer().afterDelay(options_.status_deadline * kj::NANOSECONDS).then([shared] {
-    (*shared)({}, kDeadline);
+    (*shared)({}, out_of_time());
   });
   tasks_.add(response.exclusiveJoin(kj::mv(late)).catch_([shared](kj::Exception&& e) {
     (*shared)({}, failed(e));
@@ -638,7 +664,7 @@ void Core::expire() {
         end(*call, unavailable("not connected yet"));
       } else {
         miss(*call, now);
-        end(*call, call->sent ? kDeadline : unavailable("not sent within the deadline"));
+        end(*call, call->sent ? out_of_time() : unavailable("not sent within the deadline"));
       }
     }
     calls_.erase(calls_.begin());
@@ -680,8 +706,8 @@ void Core::open_circuit(Clock::time_point now) {
 
 }  // namespace
 
-struct Client::Impl {
-  explicit Impl(ClientOptions o);
+struct NodeClient::Impl {
+  explicit Impl(NodeClientOptions o);
   ~Impl();
   void submit(std::vector<CheckItem> items, Clock::time_point start, Clock::time_point deadline,
               Done done);
@@ -694,7 +720,7 @@ struct Client::Impl {
     return start_time + std::chrono::nanoseconds(options.deadline);
   }
 
-  const ClientOptions options;
+  const NodeClientOptions options;
   std::atomic<bool> connected{false};
   std::atomic<Clock::rep> open_until{0};
   EventLoop* loop = nullptr;  // on the thread's stack; null if the thread could not start one
@@ -703,7 +729,7 @@ struct Client::Impl {
   std::thread thread;
 };
 
-Client::Impl::Impl(ClientOptions o) : options(std::move(o)) {
+NodeClient::Impl::Impl(NodeClientOptions o) : options(std::move(o)) {
   std::promise<void> ready;
   auto started = ready.get_future();
   thread = std::thread([this, &ready] {
@@ -726,13 +752,13 @@ Client::Impl::Impl(ClientOptions o) : options(std::move(o)) {
   started.wait();
 }
 
-Client::Impl::~Impl() {
+NodeClient::Impl::~Impl() {
   if (loop != nullptr) loop->stop();
   thread.join();
 }
 
-void Client::Impl::submit(std::vector<CheckItem> items, Clock::time_point start_time,
-                          Clock::time_point deadline, Done done) {
+void NodeClient::Impl::submit(std::vector<CheckItem> items, Clock::time_point start_time,
+                              Clock::time_point deadline, Done done) {
   if (items.empty()) return done({});
   if (core == nullptr) return done(failure(items.size(), unavailable(start_error)));
   auto call = std::make_shared<CheckCall>();
@@ -747,8 +773,8 @@ void Client::Impl::submit(std::vector<CheckItem> items, Clock::time_point start_
 }
 
 template <typename Made, typename Reply>
-void Client::Impl::start(std::shared_ptr<Made> call, Deadline deadline,
-                         std::function<void(Reply)> done) {
+void NodeClient::Impl::start(std::shared_ptr<Made> call, Deadline deadline,
+                             std::function<void(Reply)> done) {
   call->start = Clock::now();
   call->deadline = deadline.value_or(default_deadline(call->start));
   call->done = std::move(done);
@@ -756,11 +782,12 @@ void Client::Impl::start(std::shared_ptr<Made> call, Deadline deadline,
   loop->post([on = core, call = SingleCallPtr(std::move(call))] { on->submit(call); });
 }
 
-Client::Client(ClientOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+NodeClient::NodeClient(NodeClientOptions options)
+    : impl_(std::make_unique<Impl>(std::move(options))) {}
 
-Client::~Client() = default;
+NodeClient::~NodeClient() = default;
 
-std::vector<CheckReply> Client::check(std::span<const CheckItem> items) {
+std::vector<Reply> NodeClient::check(std::span<const CheckItem> items) {
   auto start = Clock::now();
   if (std::this_thread::get_id() == impl_->thread.get_id()) {
     return failure(items.size(), unavailable("check() from the client's own thread"));
@@ -768,12 +795,12 @@ std::vector<CheckReply> Client::check(std::span<const CheckItem> items) {
   struct Answer {
     std::mutex mutex;
     std::condition_variable ready;
-    std::optional<std::vector<CheckReply>> replies;
+    std::optional<std::vector<Reply>> replies;
   };
   auto answer = std::make_shared<Answer>();
   const auto deadline = impl_->default_deadline(start);
   impl_->submit({items.begin(), items.end()}, start, deadline,
-                [answer](std::vector<CheckReply> replies) {
+                [answer](std::vector<Reply> replies) {
                   std::lock_guard lock(answer->mutex);
                   answer->replies = std::move(replies);
                   answer->ready.notify_one();
@@ -782,31 +809,30 @@ std::vector<CheckReply> Client::check(std::span<const CheckItem> items) {
   std::unique_lock lock(answer->mutex);
   bool in_time = answer->ready.wait_until(lock, deadline + kSlack,
                                           [&] { return answer->replies.has_value(); });
-  return in_time ? std::move(*answer->replies) : failure(items.size(), kDeadline);
+  return in_time ? std::move(*answer->replies) : failure(items.size(), out_of_time());
 }
 
-CheckReply Client::check(const CheckItem& item) {
+Reply NodeClient::check(const CheckItem& item) {
   return std::move(check(std::span(&item, 1)).front());
 }
 
-void Client::check_async(std::vector<CheckItem> items, Done done, Deadline deadline) {
+void NodeClient::check_async(std::vector<CheckItem> items, Done done, Deadline deadline) {
   auto start = Clock::now();
   impl_->submit(std::move(items), start, deadline.value_or(impl_->default_deadline(start)),
                 std::move(done));
 }
 
-std::future<std::vector<CheckReply>> Client::check_async(std::vector<CheckItem> items) {
-  auto promise = std::make_shared<std::promise<std::vector<CheckReply>>>();
+std::future<std::vector<Reply>> NodeClient::check_async(std::vector<CheckItem> items) {
+  auto promise = std::make_shared<std::promise<std::vector<Reply>>>();
   auto future = promise->get_future();
-  check_async(std::move(items), [promise](std::vector<CheckReply> replies) {
-    promise->set_value(std::move(replies));
-  });
+  check_async(std::move(items),
+              [promise](std::vector<Reply> replies) { promise->set_value(std::move(replies)); });
   return future;
 }
 
 /// Has `start_call(done, deadline)` called and waits for the reply. Null: it did not come.
 template <typename Reply, typename Start>
-Reply Client::Impl::wait(Start start_call) {
+Reply NodeClient::Impl::wait(Start start_call) {
   auto deadline = default_deadline(Clock::now());
   auto promise = std::make_shared<std::promise<Reply>>();
   auto future = promise->get_future();
@@ -815,7 +841,7 @@ Reply Client::Impl::wait(Start start_call) {
   return {};
 }
 
-ReserveReply Client::reserve(const CheckItem& item, Nanos timeout) {
+ReserveReply NodeClient::reserve(const CheckItem& item, Nanos timeout) {
   ReserveReply failed_reply;
   if (std::this_thread::get_id() == impl_->thread.get_id()) {
     failed_reply.decision.error = unavailable("a call that waits, from the client's own thread");
@@ -824,19 +850,19 @@ ReserveReply Client::reserve(const CheckItem& item, Nanos timeout) {
   auto reply = impl_->wait<std::optional<ReserveReply>>([&](auto done, Clock::time_point deadline) {
     reserve_async(item, timeout, std::move(done), deadline);
   });
-  failed_reply.decision.error = kDeadline;
+  failed_reply.decision.error = out_of_time();
   return reply ? std::move(*reply) : failed_reply;
 }
 
-void Client::reserve_async(CheckItem item, Nanos timeout, std::function<void(ReserveReply)> done,
-                           Deadline deadline) {
+void NodeClient::reserve_async(CheckItem item, Nanos timeout,
+                               std::function<void(ReserveReply)> done, Deadline deadline) {
   auto call = std::make_shared<ReserveCall>();
   call->item = std::move(item);
   call->timeout = timeout;
   impl_->start(std::move(call), deadline, std::move(done));
 }
 
-SettleReply Client::settle(const std::string& ticket, std::uint64_t hits) {
+SettleReply NodeClient::settle(const std::string& ticket, std::uint64_t hits) {
   SettleReply failed_reply;
   if (std::this_thread::get_id() == impl_->thread.get_id()) {
     failed_reply.error = unavailable("a call that waits, from the client's own thread");
@@ -845,21 +871,21 @@ SettleReply Client::settle(const std::string& ticket, std::uint64_t hits) {
   auto reply = impl_->wait<std::optional<SettleReply>>([&](auto done, Clock::time_point deadline) {
     settle_async(ticket, hits, std::move(done), deadline);
   });
-  failed_reply.error = kDeadline;
+  failed_reply.error = out_of_time();
   return reply ? std::move(*reply) : failed_reply;
 }
 
-void Client::settle_async(std::string ticket, std::uint64_t hits,
-                          std::function<void(SettleReply)> done, Deadline deadline) {
+void NodeClient::settle_async(std::string ticket, std::uint64_t hits,
+                              std::function<void(SettleReply)> done, Deadline deadline) {
   auto call = std::make_shared<SettleCall>();
   call->ticket = std::move(ticket);
   call->hits = hits;
   impl_->start(std::move(call), deadline, std::move(done));
 }
 
-void Client::lease_async(CheckItem item, std::uint64_t most, Nanos term,
-                         std::function<void(LeaseReply)> done, Deadline deadline,
-                         std::function<void(LeaseReply)> late) {
+void NodeClient::lease_async(CheckItem item, std::uint64_t most, Nanos term,
+                             std::function<void(LeaseReply)> done, Deadline deadline,
+                             std::function<void(LeaseReply)> late) {
   auto call = std::make_shared<LeaseCall>();
   call->item = std::move(item);
   call->most = most;
@@ -868,14 +894,14 @@ void Client::lease_async(CheckItem item, std::uint64_t most, Nanos term,
   impl_->start(std::move(call), deadline, std::move(done));
 }
 
-void Client::rules_async(std::function<void(RulesReply)> done, Deadline deadline) {
+void NodeClient::rules_async(std::function<void(RulesReply)> done, Deadline deadline) {
   impl_->start(std::make_shared<RulesCall>(), deadline, std::move(done));
 }
 
-std::string Client::status(std::string* error) {
-  std::string unwanted;
-  std::string& why = error != nullptr ? *error : unwanted;
-  why.clear();
+std::string NodeClient::status(Error* error) {
+  Error unwanted;
+  Error& why = error != nullptr ? *error : unwanted;
+  why = {};
   if (impl_->core == nullptr) {
     why = unavailable(impl_->start_error);
     return {};
@@ -884,17 +910,17 @@ std::string Client::status(std::string* error) {
     why = unavailable("status() from the client's own thread");
     return {};
   }
-  using Answer = std::pair<std::string, std::string>;
+  using Answer = std::pair<std::string, Error>;
   auto promise = std::make_shared<std::promise<Answer>>();
   auto future = promise->get_future();
   impl_->loop->post([on = impl_->core, promise] {
-    on->status([promise](std::string json, std::string e) {
-      promise->set_value({std::move(json), std::move(e)});
+    on->status([promise](std::string json, const Error& e) {
+      promise->set_value({std::move(json), e});
     });
   });
   if (future.wait_for(std::chrono::nanoseconds(impl_->options.status_deadline) + kSlack) !=
       std::future_status::ready) {
-    why = kDeadline;
+    why = out_of_time();
     return {};
   }
   Answer answer = future.get();
@@ -902,11 +928,11 @@ std::string Client::status(std::string* error) {
   return answer.first;
 }
 
-bool Client::connected() const {
+bool NodeClient::connected() const {
   return impl_->connected;
 }
 
-bool Client::usable() const {
+bool NodeClient::usable() const {
   if (!impl_->connected) return false;
   const Clock::rep until = impl_->open_until;
   return until == 0 || Clock::now().time_since_epoch().count() >= until;

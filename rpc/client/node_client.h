@@ -16,7 +16,7 @@
 
 namespace weir::rpc {
 
-struct ClientOptions {
+struct NodeClientOptions {
   std::string address;  ///< of a node's client port: "127.0.0.1:7401", "[::1]:7401"
   Nanos connect_timeout = kSecond;
   Nanos deadline = 5 * kMillisecond;      ///< of every call, from the call to its answer
@@ -37,31 +37,31 @@ struct ClientOptions {
 /// leases and failure policies: client/client.h.
 ///
 /// Thread-safe. No call throws for what happens on the network: errors are in the replies, as
-/// CheckReply::error says. Every call ends within its deadline and counts for the circuit breaker.
+/// Reply::error says. Every call ends within its deadline and counts for the circuit breaker.
 /// A request is sent at most once: whether to retry is the caller's choice, and without an id
 /// (CheckItem) it may count twice.
 ///
 /// Callbacks are called once, on the client's thread (or at once on the caller's, if the call fails
 /// there); they must be quick, and neither throw nor call what waits. A call's deadline is
-/// ClientOptions::deadline after it, unless one is given.
-class Client {
+/// NodeClientOptions::deadline after it, unless one is given.
+class NodeClient {
  public:
-  explicit Client(ClientOptions options);
-  /// What is unanswered fails: "unavailable: client closed" if it was not sent, else
-  /// "unknown: client closed". No other call may be running.
-  ~Client();
-  Client(const Client&) = delete;
-  Client& operator=(const Client&) = delete;
+  explicit NodeClient(NodeClientOptions options);
+  /// What is unanswered fails: ErrorKind::unavailable if it was not sent, else
+  /// ErrorKind::unknown. No other call may be running.
+  ~NodeClient();
+  NodeClient(const NodeClient&) = delete;
+  NodeClient& operator=(const NodeClient&) = delete;
 
   using Deadline = std::optional<std::chrono::steady_clock::time_point>;
 
   /// Waits for the answers, at most for the deadline. One reply per item, in order.
-  std::vector<CheckReply> check(std::span<const CheckItem> items);
-  CheckReply check(const CheckItem& item);
+  std::vector<Reply> check(std::span<const CheckItem> items);
+  Reply check(const CheckItem& item);
 
-  using Done = std::function<void(std::vector<CheckReply>)>;
+  using Done = std::function<void(std::vector<Reply>)>;
   void check_async(std::vector<CheckItem> items, Done done, Deadline deadline = {});
-  std::future<std::vector<CheckReply>> check_async(std::vector<CheckItem> items);
+  std::future<std::vector<Reply>> check_async(std::vector<CheckItem> items);
 
   /// Reserves `item.hits` as an estimate; see docs/reserve.md. After an error that leaves it open
   /// the node may hold it all the same, for `timeout` (up to a day): send it again with the same id
@@ -85,7 +85,7 @@ class Client {
   void rules_async(std::function<void(RulesReply)> done, Deadline deadline = {});
 
   /// The node's status as JSON. Empty on failure, with the reason in `error`.
-  std::string status(std::string* error = nullptr);
+  std::string status(Error* error = nullptr);
 
   /// A connection is up. For tests and status pages; it may be down a moment later.
   bool connected() const;

@@ -34,11 +34,15 @@ std::optional<Address> parse_address(std::string_view text, std::string& error) 
   return out;
 }
 
-std::string to_string(const Address& address) {
+std::string host_of(const Address& address) {
   char text[INET6_ADDRSTRLEN] = {};
   ::inet_ntop(address.v6 ? AF_INET6 : AF_INET, address.ip.data(), text, sizeof text);
-  std::string host = address.v6 ? "[" + std::string(text) + "]" : std::string(text);
-  return host + ":" + std::to_string(address.port);
+  return text;
+}
+
+std::string to_string(const Address& address) {
+  const std::string host = host_of(address);
+  return (address.v6 ? "[" + host + "]" : host) + ":" + std::to_string(address.port);
 }
 
 socklen_t to_sockaddr(const Address& address, sockaddr_storage& out) {

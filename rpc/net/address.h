@@ -25,6 +25,9 @@ std::optional<Address> parse_address(std::string_view text, std::string& error);
 /// The text that parse_address reads back.
 std::string to_string(const Address& address);
 
+/// The same without the port, and without brackets.
+std::string host_of(const Address& address);
+
 /// Fills `out` and returns its length.
 socklen_t to_sockaddr(const Address& address, sockaddr_storage& out);
 /// The address in a sockaddr; a zero address for a family other than IPv4 and IPv6.

@@ -11,11 +11,12 @@
 namespace weir::rpc {
 namespace {
 
-constexpr int kBacklog = 256;
+constexpr int kBacklog = 511;
 constexpr int kAcceptsPerTurn = 64;
 constexpr auto kBackOff = 100 * kj::MILLISECONDS;
 
-// A peer that vanished without a word is found out in about two minutes.
+}  // namespace
+
 void keep_alive(int fd) {
   int on = 1;
   int idle = 60;
@@ -27,7 +28,33 @@ void keep_alive(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
 }
 
-}  // namespace
+int listen_on(const std::string& text, Sharing sharing, Address& bound, std::string& error) {
+  auto address = parse_address(text, error);
+  if (!address) return -1;
+  auto fail = [&](const char* call) {
+    error = "cannot listen on " + text + ": " + call + ": " + std::strerror(errno);
+    return -1;
+  };
+  int raw =
+      ::socket(address->v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (raw < 0) return fail("socket");
+  kj::AutoCloseFd fd(raw);
+  int one = 1;
+  ::setsockopt(raw, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  auto share = [&] { return ::setsockopt(raw, SOL_SOCKET, SO_REUSEPORT, &one, sizeof one) == 0; };
+  if (sharing == Sharing::further && !share()) return fail("setsockopt");
+  sockaddr_storage at;
+  socklen_t size = to_sockaddr(*address, at);
+  if (::bind(raw, reinterpret_cast<sockaddr*>(&at), size) != 0) return fail("bind");
+  // Only after it is bound: two processes that both shared from the start would each get a part of
+  // the connections, and neither would be told that the address is taken.
+  if (sharing == Sharing::first && !share()) return fail("setsockopt");
+  if (::listen(raw, kBacklog) != 0) return fail("listen");
+  size = sizeof at;
+  if (::getsockname(raw, reinterpret_cast<sockaddr*>(&at), &size) != 0) return fail("getsockname");
+  bound = from_sockaddr(at);
+  return fd.release();
+}
 
 Listener::Listener(EventLoop& loop, std::size_t max_connections, OnAccept on_accept,
                    AcceptCall accept_call)
@@ -41,26 +68,11 @@ Listener::~Listener() {
   close();
 }
 
-bool Listener::open(const std::string& text, std::string& error) {
-  auto address = parse_address(text, error);
-  if (!address) return false;
-  auto fail = [&](const char* call) {
-    error = "cannot listen on " + text + ": " + call + ": " + std::strerror(errno);
-    return false;
-  };
-  int raw =
-      ::socket(address->v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (raw < 0) return fail("socket");
+bool Listener::open(const std::string& text, Sharing sharing, std::string& error) {
+  Address bound;
+  int raw = listen_on(text, sharing, bound, error);
+  if (raw < 0) return false;
   kj::AutoCloseFd fd(raw);
-  int one = 1;
-  ::setsockopt(raw, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-  sockaddr_storage at;
-  socklen_t size = to_sockaddr(*address, at);
-  if (::bind(raw, reinterpret_cast<sockaddr*>(&at), size) != 0) return fail("bind");
-  if (::listen(raw, kBacklog) != 0) return fail("listen");
-  size = sizeof at;
-  if (::getsockname(raw, reinterpret_cast<sockaddr*>(&at), &size) != 0) return fail("getsockname");
-
   auto* poll = new uv_poll_t{};
   if (int code = uv_poll_init(loop_.uv(), poll, raw); code < 0) {
     delete poll;
@@ -71,7 +83,7 @@ bool Listener::open(const std::string& text, std::string& error) {
   poll->data = this;
   poll_ = poll;
   fd_ = kj::mv(fd);
-  address_ = from_sockaddr(at);
+  address_ = bound;
   resume();
   return true;
 }

@@ -14,6 +14,22 @@
 
 namespace weir::rpc {
 
+/// Whether several sockets of one process listen on an address, so that the kernel spreads
+/// connections over them (SO_REUSEPORT).
+enum class Sharing : std::uint8_t {
+  alone,    ///< one socket
+  first,    ///< others follow. An address that is taken is an error, by whoever it is
+  further,  ///< after `first`, on the same address
+};
+
+/// A non-blocking socket that is bound and listens. -1, with the reason, on failure. `bound` is the
+/// address with its real port.
+int listen_on(const std::string& address, Sharing sharing, Address& bound, std::string& error);
+
+/// What accepted connections have in common: a peer that vanished without a word is found out in
+/// about two minutes.
+void keep_alive(int fd);
+
 /// Accepts TCP connections on an EventLoop.
 class Listener {
  public:
@@ -37,7 +53,10 @@ class Listener {
   Listener& operator=(const Listener&) = delete;
 
   /// Binds and listens. Port 0 takes a free one. On failure returns false and says why.
-  bool open(const std::string& address, std::string& error);
+  bool open(const std::string& address, std::string& error) {
+    return open(address, Sharing::alone, error);
+  }
+  bool open(const std::string& address, Sharing sharing, std::string& error);
   /// Stops accepting; accepted connections stay. Idempotent.
   void close();
 

@@ -13,7 +13,8 @@
 #include <weir/limits/limiter.h>
 #include <weir/limits/rules/rules_text.h>
 #include <weir/limits/test_util.h>
-#include <weir/node/fronts/capnp/service.h>
+#include <weir/node/fronts/capnp/capnp_front.h>
+#include <weir/node/fronts/capnp/test_service.h>
 #include <weir/rpc/net/test_util.h>
 
 namespace weir {
@@ -36,19 +37,18 @@ Nanos wall() {
 }
 
 /// A limiter behind the wire, and what can go wrong with it.
-class Handler : public rpc::ServiceHandler {
+class Handler : public node::test::ServiceHandler {
  public:
   Handler(rpc::EventLoop& loop, std::shared_ptr<const RuleSet> rules)
       : limiter(std::move(rules), {}), loop_(loop) {}
 
-  kj::Promise<void> check(std::span<const Request> requests,
-                          std::span<rpc::CheckReply> replies) override {
+  kj::Promise<void> check(std::span<const Request> requests, std::span<Reply> replies) override {
     ++calls;
     if (shed) return KJ_EXCEPTION(OVERLOADED, "shedding: a test");
     for (std::size_t i = 0; i < requests.size(); ++i) {
       ++seen;
       if (unavailable) {
-        replies[i].error = "unavailable: stopping";
+        replies[i].error = {ErrorKind::unavailable, "stopping"};
         continue;
       }
       Decision decision;
@@ -57,8 +57,7 @@ class Handler : public rpc::ServiceHandler {
     }
     return answer();
   }
-  kj::Promise<void> reserve(const Request& request, Nanos timeout,
-                            rpc::ReserveReply& reply) override {
+  kj::Promise<void> reserve(const Request& request, Nanos timeout, ReserveReply& reply) override {
     ++calls;
     Decision decision;
     Ticket ticket = limiter.reserve(request, wall(), timeout, decision);
@@ -67,7 +66,7 @@ class Handler : public rpc::ServiceHandler {
     return answer();
   }
   kj::Promise<void> settle(std::string_view ticket, std::uint64_t hits,
-                           rpc::SettleReply& reply) override {
+                           SettleReply& reply) override {
     ++calls;
     Settled settled = limiter.settle({std::stoull(std::string(ticket))}, hits, wall());
     reply.settled = settled.known;
@@ -75,7 +74,7 @@ class Handler : public rpc::ServiceHandler {
     return answer();
   }
   kj::Promise<void> lease(const Request& request, const LeaseTerms& terms,
-                          rpc::LeaseReply& reply) override {
+                          LeaseReply& reply) override {
     ++calls;
     ++leases;
     Decision decision;
@@ -87,7 +86,7 @@ class Handler : public rpc::ServiceHandler {
     return answer();
   }
   std::string status_json() override { return "{}"; }
-  kj::Promise<std::string> rules_yaml() override { return rules_text(*limiter.rules()); }
+  std::string rules_yaml() override { return rules_text(*limiter.rules()); }
 
   Limiter limiter;
   std::atomic<int> calls{0};
@@ -105,16 +104,9 @@ class Handler : public rpc::ServiceHandler {
     return kj::READY_NOW;
   }
   rpc::EventLoop& loop_;
-  rpc::CheckReply reply_of(const Decision& decision) const {
-    rpc::CheckReply reply;
-    reply.allowed = decision.allowed;
-    reply.deciding = decision.deciding;
-    reply.repeated = decision.repeated;
-    for (const RuleStatus& status : decision.statuses) {
-      reply.statuses.push_back({limiter.rules()->rules()[status.rule].name, status.limit,
-                                status.remaining, status.reset, status.retry_after, status.allowed,
-                                status.shadow, status.degraded, status.delay});
-    }
+  Reply reply_of(const Decision& decision) const {
+    Reply reply;
+    tell(decision, *limiter.rules(), reply);
     return reply;
   }
 };
@@ -126,9 +118,11 @@ class Node {
     thread_ = std::thread([&, rules, port] {
       rpc::EventLoop loop;
       Handler handler(loop, rules);
-      rpc::ServiceServer server(loop, "127.0.0.1:" + std::to_string(port), handler, {});
+      node::test::TestService service(handler);
+      node::CapnpFront server(loop, service);
       std::string error;
-      EXPECT_TRUE(server.start(error)) << error;
+      EXPECT_TRUE(server.start("127.0.0.1:" + std::to_string(port), rpc::Sharing::alone, error))
+          << error;
       loop_ = &loop;
       handler_ = &handler;
       port_ = server.port();
@@ -210,7 +204,7 @@ TEST(WeirClient, EachKeyHasItsNodeAndAnotherOneIfThatIsDown) {
   ASSERT_TRUE(wait_for([&] { return client.connected() == 2; }));
   const std::uint64_t calls = client.counters().calls;
   for (const std::string& key : of_a) {
-    Reply reply = client.check(item(key));
+    ClientReply reply = client.check(item(key));
     EXPECT_TRUE(reply.allowed);
     EXPECT_EQ(reply.source, Source::node);
     EXPECT_FALSE(reply.degraded);
@@ -249,9 +243,9 @@ TEST(WeirClient, OneThatShedsOrStopsIsPassedOver) {
   for (int k = 0; k < 20; ++k) EXPECT_TRUE(client.check(item("k" + std::to_string(k))).allowed);
   EXPECT_EQ(b->seen, 40);
   b->shed = true;
-  Reply reply = client.check(item("k1"));
+  ClientReply reply = client.check(item("k1"));
   EXPECT_EQ(reply.source, Source::fallback);
-  EXPECT_EQ(reply.error.find("unavailable: "), 0u) << "no rules were given";
+  EXPECT_EQ(reply.error.kind, ErrorKind::overloaded) << "no rules were given";
 }
 
 TEST(WeirClient, WhatMayHaveCountedIsNotAskedElsewhere) {
@@ -264,7 +258,7 @@ TEST(WeirClient, WhatMayHaveCountedIsNotAskedElsewhere) {
   ASSERT_TRUE(wait_for([&] { return client.connected() == 2; }));
   (*a)->mute = b->mute = true;
   std::string key;
-  std::future<Reply> plain;
+  std::future<ClientReply> plain;
   for (int k = 0; key.empty(); ++k) {
     auto answer = client.check_async(item("k" + std::to_string(k)));
     ASSERT_TRUE(wait_for([&] { return (*a)->seen + b->seen == k + 1; }));
@@ -279,8 +273,8 @@ TEST(WeirClient, WhatMayHaveCountedIsNotAskedElsewhere) {
   ASSERT_TRUE(wait_for([&] { return (*a)->seen == 2; }));
   int elsewhere = b->seen;
   a.reset();
-  Reply reply = plain.get();
-  EXPECT_EQ(reply.cause, "unknown: connection lost");
+  ClientReply reply = plain.get();
+  EXPECT_EQ(reply.cause.to_string(), "unknown: connection lost");
   EXPECT_EQ(reply.source, Source::fallback);
   again.get();
   EXPECT_EQ(client.counters().retries, 1u) << "at the same node, as it has an id";
@@ -299,16 +293,16 @@ TEST(WeirClient, RulesDecideWhenNobodyAnswers) {
   options.allowlist = {{"key", "probe"}};
   Client client(options);
   for (int i = 0; i < 6; ++i) {
-    Reply reply = client.check(item("k"));
+    ClientReply reply = client.check(item("k"));
     EXPECT_TRUE(reply.allowed);
-    EXPECT_EQ(reply.error, "");
+    EXPECT_EQ(reply.error.to_string(), "");
     EXPECT_TRUE(reply.degraded);
     EXPECT_EQ(reply.source, Source::fallback);
-    EXPECT_EQ(reply.cause.find("unavailable: "), 0u) << reply.cause;
+    EXPECT_EQ(reply.cause.to_string().find("unavailable: "), 0u) << reply.cause.to_string();
     ASSERT_NE(reply.decider(), nullptr);
     EXPECT_EQ(reply.decider()->rule, "open");
   }
-  Reply denied = client.check(item("k"));  // 10 / 2 * 1.2
+  ClientReply denied = client.check(item("k"));  // 10 / 2 * 1.2
   EXPECT_FALSE(denied.allowed);
   EXPECT_EQ(denied.reason, "");
   EXPECT_GT(denied.decider()->retry_after, 0);
@@ -317,7 +311,7 @@ TEST(WeirClient, RulesDecideWhenNobodyAnswers) {
   denied = client.check(paid);
   EXPECT_FALSE(denied.allowed);
   EXPECT_EQ(denied.reason, "limiter_unavailable");
-  EXPECT_EQ(denied.error, "");
+  EXPECT_EQ(denied.error.to_string(), "");
   paid.entries[0].second = "probe";
   EXPECT_TRUE(client.check(paid).allowed);
   EXPECT_EQ(client.counters().degraded, 9u);
@@ -339,9 +333,9 @@ TEST(WeirClient, RulesAreLearnedFromANode) {
   node.reset();
   ASSERT_TRUE(wait_for([&] { return client.connected() == 0; }));
   for (int i = 0; i < 6; ++i) EXPECT_TRUE(client.check(item("k")).allowed);
-  Reply denied = client.check(item("k"));
+  ClientReply denied = client.check(item("k"));
   EXPECT_FALSE(denied.allowed);
-  EXPECT_EQ(denied.error, "");
+  EXPECT_EQ(denied.error.to_string(), "");
   CheckItem paid = item("other");
   paid.entries.push_back({"plan", "paid"});
   EXPECT_EQ(client.check(paid).reason, "limiter_unavailable");
@@ -358,16 +352,16 @@ TEST(WeirClient, NobodyWaitsLongerThanTheDeadline) {
   node->mute = true;
   for (int i = 0; i < 3; ++i) {
     auto start = SteadyClock::now();
-    Reply reply = client.check(item("k"));
+    ClientReply reply = client.check(item("k"));
     EXPECT_LT(SteadyClock::now() - start, std::chrono::seconds(5));
-    EXPECT_EQ(reply.cause, "deadline");
+    EXPECT_EQ(reply.cause.to_string(), "deadline: no answer in time");
     EXPECT_TRUE(reply.allowed);
   }
   auto start = SteadyClock::now();
-  Reply reply = client.check(item("k"));
-  EXPECT_TRUE(rpc::surely_not_counted(reply.cause)) << reply.cause;
+  ClientReply reply = client.check(item("k"));
+  EXPECT_TRUE(reply.cause.surely_not_counted()) << reply.cause.to_string();
   EXPECT_LT(SteadyClock::now() - start, std::chrono::milliseconds(40));
-  reply.cause = "unavailable: circuit open after missed deadlines";
+  reply.cause = {ErrorKind::unavailable, "circuit open after missed deadlines"};
   EXPECT_EQ(client.settle("1@" + node.address(), 1).error, reply.cause);
   EXPECT_EQ(client.reserve(item("k"), kSecond).decision.cause, reply.cause);
 }
@@ -383,14 +377,14 @@ TEST(WeirClient, ReservationsAreSettledWhereTheyWereMade) {
     Reservation held = client.reserve(item(key, 20), kMinute);
     EXPECT_TRUE(held.decision.allowed);
     EXPECT_EQ(used(a, key) + used(b, key), 20u);
-    rpc::SettleReply settled = client.settle(held.ticket, 7);
+    SettleReply settled = client.settle(held.ticket, 7);
     EXPECT_TRUE(settled.settled);
     EXPECT_EQ(settled.reserved, 20u);
     EXPECT_EQ(used(a, key) + used(b, key), 7u);
     EXPECT_FALSE(client.settle(held.ticket, 7).settled);
   }
-  EXPECT_NE(client.settle("1", 7).error, "");
-  EXPECT_NE(client.settle("1@127.0.0.1:1", 7).error, "");
+  EXPECT_NE(client.settle("1", 7).error.to_string(), "");
+  EXPECT_NE(client.settle("1@127.0.0.1:1", 7).error.to_string(), "");
 }
 
 TEST(WeirClient, AHotKeyIsLeasedAndNothingIsLostOrCountedTwice) {
@@ -433,7 +427,7 @@ TEST(WeirClient, LeasesNeverExceedTheLimitAndDenialsAreRemembered) {
       allowed += client.check(item("hot")).allowed;
     }
     EXPECT_LE(allowed, 3000u);
-    Reply reply = one.check(item("hot"));
+    ClientReply reply = one.check(item("hot"));
     EXPECT_FALSE(reply.allowed);
     EXPECT_GT(one.counters().remembered + other.counters().remembered, 500u);
     EXPECT_EQ(reply.decider()->rule, "r");
@@ -489,8 +483,9 @@ TEST(WeirClient, BatchesAndFutures) {
   items.back().entries[0].second.assign(rpc::kMaxText + 1, 'x');
   auto replies = client.check(items);
   ASSERT_EQ(replies.size(), items.size());
-  for (std::size_t i = 0; i < 200; ++i) EXPECT_TRUE(replies[i].allowed) << replies[i].error;
-  EXPECT_NE(replies.back().error, "");
+  for (std::size_t i = 0; i < 200; ++i)
+    EXPECT_TRUE(replies[i].allowed) << replies[i].error.to_string();
+  EXPECT_NE(replies.back().error.to_string(), "");
   EXPECT_FALSE(replies.back().degraded);
   EXPECT_EQ(used(a, "one") + used(b, "one"), 100u);
   EXPECT_TRUE(client.check_async(item("one")).get().allowed);

@@ -7,7 +7,8 @@
 #include <optional>
 #include <thread>
 
-#include <weir/node/fronts/capnp/service.h>
+#include <weir/node/fronts/capnp/capnp_front.h>
+#include <weir/node/fronts/capnp/test_service.h>
 #include <weir/rpc/net/test_util.h>
 
 namespace weir::rpc {
@@ -16,15 +17,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /// Allows below 100 hits, names the rule after the domain; can be made to answer late or never.
-class Handler : public ServiceHandler {
+class Handler : public node::test::ServiceHandler {
  public:
   explicit Handler(EventLoop& loop) : loop_(loop) {}
   kj::Promise<void> check(std::span<const weir::Request> requests,
-                          std::span<CheckReply> replies) override {
+                          std::span<Reply> replies) override {
     ++calls;
     seen += requests.size();
     for (std::size_t i = 0; i < requests.size(); ++i) {
-      CheckStatus status;
+      Status status;
       status.rule = std::string(requests[i].domain);
       status.limit = requests[i].hits;
       status.allowed = replies[i].allowed = requests[i].hits < 100;
@@ -81,14 +82,16 @@ class Handler : public ServiceHandler {
 /// A server in a thread of its own.
 class ServerThread {
  public:
-  explicit ServerThread(std::uint16_t port = 0, ServiceLimits limits = {}) {
+  explicit ServerThread(std::uint16_t port = 0, node::CapnpLimits limits = {}) {
     std::promise<void> ready;
     thread_ = std::thread([&, port, limits] {
       EventLoop loop;
       Handler handler(loop);
-      ServiceServer server(loop, "127.0.0.1:" + std::to_string(port), handler, limits);
+      node::test::TestService service(handler);
+      node::CapnpFront server(loop, service, limits);
       std::string error;
-      EXPECT_TRUE(server.start(error)) << error;
+      EXPECT_TRUE(server.start("127.0.0.1:" + std::to_string(port), Sharing::alone, error))
+          << error;
       loop_ = &loop;
       handler_ = &handler;
       port_ = server.port();
@@ -112,8 +115,8 @@ class ServerThread {
   std::thread thread_;
 };
 
-ClientOptions patient(const std::string& address) {
-  ClientOptions out;
+NodeClientOptions patient(const std::string& address) {
+  NodeClientOptions out;
   out.address = address;
   out.deadline = 20 * kSecond;
   out.status_deadline = 20 * kSecond;
@@ -137,9 +140,9 @@ bool wait_for(const std::function<bool()>& condition) {
 
 TEST(Client, ChecksOneAndMany) {
   ServerThread server;
-  Client client(patient(server.address()));
-  CheckReply reply = client.check(item(1));
-  EXPECT_EQ(reply.error, "");
+  NodeClient client(patient(server.address()));
+  Reply reply = client.check(item(1));
+  EXPECT_EQ(reply.error.to_string(), "");
   EXPECT_TRUE(reply.allowed);
   ASSERT_NE(reply.decider(), nullptr);
   EXPECT_EQ(reply.decider()->rule, "api");
@@ -149,7 +152,7 @@ TEST(Client, ChecksOneAndMany) {
   auto replies = client.check(items);
   ASSERT_EQ(replies.size(), items.size());
   for (std::uint64_t i = 0; i < replies.size(); ++i) {
-    EXPECT_EQ(replies[i].error, "");
+    EXPECT_EQ(replies[i].error.to_string(), "");
     EXPECT_EQ(replies[i].allowed, i < 100);
     ASSERT_EQ(replies[i].statuses.size(), 1u);
     EXPECT_EQ(replies[i].statuses[0].limit, i);
@@ -164,11 +167,11 @@ TEST(Client, ReservesAndSettles) {
   ServerThread server;
   auto options = patient(server.address());
   {
-    Client client(options);
+    NodeClient client(options);
     CheckItem wanted = item(5);
     wanted.id = "again";
     ReserveReply reply = client.reserve(wanted, 77);
-    EXPECT_EQ(reply.decision.error, "");
+    EXPECT_EQ(reply.decision.error.to_string(), "");
     EXPECT_TRUE(reply.decision.allowed);
     EXPECT_TRUE(reply.decision.repeated);
     EXPECT_EQ(reply.ticket, "77");
@@ -177,26 +180,27 @@ TEST(Client, ReservesAndSettles) {
     EXPECT_FALSE(reply.decision.repeated);
     EXPECT_EQ(reply.ticket, "");
     wanted.id.assign(kMaxRequestId + 1, 'x');
-    EXPECT_EQ(client.reserve(wanted, 77).decision.error, "id is too long");
-    EXPECT_EQ(client.check(wanted).error, "id is too long");
+    EXPECT_EQ(client.reserve(wanted, 77).decision.error.to_string(), "invalid: id is too long");
+    EXPECT_EQ(client.check(wanted).error.to_string(), "invalid: id is too long");
 
-    EXPECT_EQ(client.settle("good", 3), (SettleReply{"", true, 4, true, true}));
-    EXPECT_EQ(client.settle("other", 1), (SettleReply{"", false, 2, false, false}));
-    EXPECT_EQ(client.settle(std::string(kMaxTicket + 1, 'x'), 1).error, "ticket is too long");
+    EXPECT_EQ(client.settle("good", 3), (SettleReply{{}, true, 4, true, true}));
+    EXPECT_EQ(client.settle("other", 1), (SettleReply{{}, false, 2, false, false}));
+    EXPECT_EQ(client.settle(std::string(kMaxTicket + 1, 'x'), 1).error.to_string(),
+              "invalid: ticket is too long");
   }
   options.deadline = 20 * kMillisecond;
   server.handler().mute = true;
-  Client client(options);
+  NodeClient client(options);
   ASSERT_TRUE(wait_for([&] { return client.connected(); }));
-  EXPECT_EQ(client.reserve(item(5), 77).decision.error, "deadline");
-  EXPECT_EQ(client.settle("good", 3).error, "deadline");
-  EXPECT_EQ(client.check(item(5)).error, "deadline");
+  EXPECT_EQ(client.reserve(item(5), 77).decision.error.to_string(), "deadline: no answer in time");
+  EXPECT_EQ(client.settle("good", 3).error.to_string(), "deadline: no answer in time");
+  EXPECT_EQ(client.check(item(5)).error.to_string(), "deadline: no answer in time");
   // All three missed, so nothing more is sent for a while.
-  EXPECT_TRUE(surely_not_counted(client.reserve(item(5), 77).decision.error));
-  EXPECT_EQ(client.settle("good", 3).error.find("unavailable: circuit open"), 0u);
-  Client nobody(patient("127.0.0.1:1"));
-  EXPECT_EQ(nobody.reserve(item(5), 77).decision.error.find("unavailable: "), 0u);
-  EXPECT_EQ(nobody.settle("good", 3).error.find("unavailable: "), 0u);
+  EXPECT_TRUE(client.reserve(item(5), 77).decision.error.surely_not_counted());
+  EXPECT_EQ(client.settle("good", 3).error.to_string().find("unavailable: circuit open"), 0u);
+  NodeClient nobody(patient("127.0.0.1:1"));
+  EXPECT_EQ(nobody.reserve(item(5), 77).decision.error.to_string().find("unavailable: "), 0u);
+  EXPECT_EQ(nobody.settle("good", 3).error.to_string().find("unavailable: "), 0u);
 }
 
 TEST(Client, StatusAndItsErrors) {
@@ -204,30 +208,30 @@ TEST(Client, StatusAndItsErrors) {
   {
     ServerThread server;
     port = server.port();
-    Client client(patient(server.address()));
-    std::string error = "stale";
+    NodeClient client(patient(server.address()));
+    Error error{ErrorKind::unknown, "stale"};
     EXPECT_EQ(client.status(&error), R"({"ok":true})");
-    EXPECT_EQ(error, "");
+    EXPECT_TRUE(error.empty());
   }
   auto options = patient("127.0.0.1:" + std::to_string(port));
-  Client client(options);
-  std::string error;
+  NodeClient client(options);
+  Error error;
   EXPECT_EQ(client.status(&error), "");
-  EXPECT_EQ(error.find("unavailable: "), 0u) << error;
+  EXPECT_EQ(error.kind, ErrorKind::unavailable) << error.detail;
   EXPECT_EQ(client.status(), "");
 
   test::DeafServer deaf;
   options = patient(deaf.address());
   options.status_deadline = 20 * kMillisecond;
-  Client waiting(options);
+  NodeClient waiting(options);
   EXPECT_EQ(waiting.status(&error), "");
-  EXPECT_EQ(error, "deadline");
+  EXPECT_EQ(error.kind, ErrorKind::deadline);
 }
 
 TEST(Client, ConcurrentCallersShareMessages) {
   ServerThread server;
-  Client client(patient(server.address()));
-  ASSERT_EQ(client.check(item(1)).error, "");
+  NodeClient client(patient(server.address()));
+  ASSERT_EQ(client.check(item(1)).error.to_string(), "");
   server.handler().delay_ms = 2;  // so that requests gather behind those in flight
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
@@ -235,7 +239,7 @@ TEST(Client, ConcurrentCallersShareMessages) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < 50; ++i) {
         std::string domain = std::to_string(t) + "." + std::to_string(i);
-        CheckReply reply = client.check(item(1, domain));
+        Reply reply = client.check(item(1, domain));
         if (!reply.error.empty() || reply.statuses.size() != 1 ||
             reply.statuses[0].rule != domain) {
           ++wrong;
@@ -250,55 +254,56 @@ TEST(Client, ConcurrentCallersShareMessages) {
 
 TEST(Client, RequestsGatherIntoOneCall) {
   ServerThread server;
-  Client client(patient(server.address()));
-  ASSERT_EQ(client.check(item(1)).error, "");
+  NodeClient client(patient(server.address()));
+  ASSERT_EQ(client.check(item(1)).error.to_string(), "");
   server.handler().delay_ms = 5;
   int before = server.handler().calls;
-  std::vector<std::future<std::vector<CheckReply>>> answers;
+  std::vector<std::future<std::vector<Reply>>> answers;
   for (int i = 0; i < 2000; ++i) answers.push_back(client.check_async({item(1)}));
-  for (auto& answer : answers) EXPECT_EQ(answer.get()[0].error, "");
+  for (auto& answer : answers) EXPECT_EQ(answer.get()[0].error.to_string(), "");
   EXPECT_LT(server.handler().calls - before, 1000);
 }
 
 TEST(Client, WhatGoesApartDelaysNobody) {
   ServerThread server;
-  Client client(patient(server.address()));
-  ASSERT_EQ(client.check(item(1)).error, "");
+  NodeClient client(patient(server.address()));
+  ASSERT_EQ(client.check(item(1)).error.to_string(), "");
   server.handler().slow_domain = true;
   CheckItem slow = item(1, "slow");
-  slow.apart = true;
+  slow.isolated = true;
   auto later = client.check_async({slow});
   auto start = Clock::now();
-  for (int i = 0; i < 10; ++i) EXPECT_EQ(client.check_async({item(1)}).get()[0].error, "");
+  for (int i = 0; i < 10; ++i)
+    EXPECT_EQ(client.check_async({item(1)}).get()[0].error.to_string(), "");
   EXPECT_NE(later.wait_for(std::chrono::seconds(0)), std::future_status::ready);
   EXPECT_LT(Clock::now() - start, std::chrono::milliseconds(900));
-  EXPECT_EQ(later.get()[0].error, "");
+  EXPECT_EQ(later.get()[0].error.to_string(), "");
   EXPECT_GE(Clock::now() - start, std::chrono::milliseconds(900));
 }
 
 TEST(Client, WrongRequestsAreToldApartAndTheOthersAnswered) {
   ServerThread server;
-  Client client(patient(server.address()));
+  NodeClient client(patient(server.address()));
   std::vector<CheckItem> items(4, item(1));
   items[0].domain.assign(kMaxText + 1, 'x');
   items[1].entries.resize(kMaxEntries + 1);
   items[2].entries[0].second.assign(kMaxText + 1, 'x');
   auto replies = client.check(items);
-  EXPECT_NE(replies[0].error.find("domain is too long"), std::string::npos);
-  EXPECT_NE(replies[1].error.find("too many descriptor entries"), std::string::npos);
-  EXPECT_NE(replies[2].error.find("entry is too long"), std::string::npos);
-  EXPECT_EQ(replies[3].error, "");
+  EXPECT_NE(replies[0].error.to_string().find("domain is too long"), std::string::npos);
+  EXPECT_NE(replies[1].error.to_string().find("too many descriptor entries"), std::string::npos);
+  EXPECT_NE(replies[2].error.to_string().find("entry is too long"), std::string::npos);
+  EXPECT_EQ(replies[3].error.to_string(), "");
   EXPECT_EQ(server.handler().seen, 1u);
-  EXPECT_NE(client.check(items[0]).error, "") << "with nothing left to send";
+  EXPECT_NE(client.check(items[0]).error.to_string(), "") << "with nothing left to send";
 }
 
 TEST(Client, LargeTextIsSplitOverMessages) {
   ServerThread server;
-  Client client(patient(server.address()));
+  NodeClient client(patient(server.address()));
   CheckItem large = item(1);
   large.entries.assign(kMaxEntries, {std::string(kMaxText, 'k'), std::string(kMaxText, 'v')});
   std::vector<CheckItem> items(40, large);  // 20 MiB
-  for (const auto& reply : client.check(items)) EXPECT_EQ(reply.error, "");
+  for (const auto& reply : client.check(items)) EXPECT_EQ(reply.error.to_string(), "");
 }
 
 TEST(Client, NobodyThere) {
@@ -309,19 +314,19 @@ TEST(Client, NobodyThere) {
   }
   auto options = patient("127.0.0.1:" + std::to_string(port));
   options.backoff_min = options.backoff_max = kMinute;
-  Client client(options);
-  std::string error = client.check(item(1)).error;
+  NodeClient client(options);
+  std::string error = client.check(item(1)).error.to_string();
   EXPECT_EQ(error.find("unavailable: "), 0u) << error;
   auto start = Clock::now();
-  error = client.check(item(1)).error;  // known to be down: fails at once
+  error = client.check(item(1)).error.to_string();  // known to be down: fails at once
   EXPECT_NE(error.find("Connection refused"), std::string::npos) << error;
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
   EXPECT_FALSE(client.connected());
 }
 
 TEST(Client, AWrongAddressIsAnError) {
-  Client client(patient("not an address"));
-  EXPECT_NE(client.check(item(1)).error.find("expected an address"), std::string::npos);
+  NodeClient client(patient("not an address"));
+  EXPECT_NE(client.check(item(1)).error.to_string().find("expected an address"), std::string::npos);
 }
 
 TEST(Client, DeadlineAgainstAServerThatNeverAnswers) {
@@ -329,16 +334,17 @@ TEST(Client, DeadlineAgainstAServerThatNeverAnswers) {
   auto options = patient(deaf.address());
   options.deadline = 30 * kMillisecond;
   options.breaker_misses = 0;
-  Client client(options);
+  NodeClient client(options);
   ASSERT_TRUE(wait_for([&] { return client.connected(); }));
   for (int i = 0; i < 5; ++i) {
     auto start = Clock::now();
-    EXPECT_EQ(client.check(item(1)).error, "deadline");
+    EXPECT_EQ(client.check(item(1)).error.to_string(), "deadline: no answer in time");
     auto took = Clock::now() - start;
     EXPECT_GE(took, std::chrono::milliseconds(30));
     EXPECT_LT(took, std::chrono::seconds(5));
   }
-  EXPECT_EQ(client.check_async({item(1), item(2)}).get()[1].error, "deadline");
+  EXPECT_EQ(client.check_async({item(1), item(2)}).get()[1].error.to_string(),
+            "deadline: no answer in time");
 }
 
 TEST(Client, LateAnswersAreDroppedAndTheNextCallWorks) {
@@ -346,10 +352,10 @@ TEST(Client, LateAnswersAreDroppedAndTheNextCallWorks) {
   auto options = patient(server.address());
   options.deadline = 500 * kMillisecond;
   options.breaker_misses = 0;
-  Client client(options);
+  NodeClient client(options);
   ASSERT_TRUE(wait_for([&] { return client.check(item(1)).error.empty(); }));
   server.handler().delay_ms = 1000;
-  EXPECT_EQ(client.check(item(2)).error, "deadline");
+  EXPECT_EQ(client.check(item(2)).error.to_string(), "deadline: no answer in time");
   server.handler().delay_ms = 0;
   EXPECT_TRUE(wait_for([&] { return client.check(item(3)).error.empty(); }));
 }
@@ -357,30 +363,30 @@ TEST(Client, LateAnswersAreDroppedAndTheNextCallWorks) {
 TEST(Client, ReconnectsToARestartedServer) {
   auto server = std::make_unique<ServerThread>();
   std::uint16_t port = server->port();
-  Client client(patient(server->address()));
-  ASSERT_EQ(client.check(item(1)).error, "");
+  NodeClient client(patient(server->address()));
+  ASSERT_EQ(client.check(item(1)).error.to_string(), "");
   server.reset();
   ASSERT_TRUE(wait_for([&] { return !client.connected(); }));
-  EXPECT_NE(client.check(item(1)).error, "");
+  EXPECT_NE(client.check(item(1)).error.to_string(), "");
   server = std::make_unique<ServerThread>(port);
   ASSERT_TRUE(wait_for([&] { return client.check(item(1)).error.empty(); }));
 }
 
 TEST(Client, NeverSendsARequestTwice) {
   auto server = std::make_unique<ServerThread>();
-  Client client(patient(server->address()));
-  ASSERT_EQ(client.check(item(1)).error, "");
+  NodeClient client(patient(server->address()));
+  ASSERT_EQ(client.check(item(1)).error.to_string(), "");
   std::uint16_t port = server->port();
   server->handler().mute = true;
   auto answer = client.check_async({item(1)});
   ASSERT_TRUE(wait_for([&] { return server->handler().seen == 2; }));
   server.reset();
   // It was sent: the server may have counted it.
-  EXPECT_EQ(answer.get()[0].error, "unknown: connection lost");
+  EXPECT_EQ(answer.get()[0].error.to_string(), "unknown: connection lost");
   ASSERT_TRUE(wait_for([&] { return !client.connected(); }));
   ServerThread next(port);
   ASSERT_TRUE(wait_for([&] { return client.connected(); }));
-  EXPECT_EQ(client.check(item(5)).error, "");
+  EXPECT_EQ(client.check(item(5)).error.to_string(), "");
   EXPECT_EQ(next.handler().seen, 1u) << "only what was asked after the restart";
 }
 
@@ -390,65 +396,65 @@ TEST(Client, CircuitOpensAndClosesAgain) {
   options.deadline = 300 * kMillisecond;
   options.breaker_misses = 2;
   options.breaker_open = 600 * kMillisecond;
-  Client client(options);
+  NodeClient client(options);
   ASSERT_TRUE(wait_for([&] { return client.check(item(1)).error.empty(); }));
   server.handler().mute = true;
   std::string error;
   ASSERT_TRUE(wait_for([&] {
-    error = client.check(item(1)).error;
+    error = client.check(item(1)).error.to_string();
     return error.find("circuit open") != std::string::npos;
   })) << error;
   auto seen = server.handler().seen.load();
-  EXPECT_NE(client.check(item(1)).error, "");
+  EXPECT_NE(client.check(item(1)).error.to_string(), "");
   EXPECT_EQ(server.handler().seen, seen) << "an open circuit sends nothing";
   server.handler().mute = false;
   EXPECT_TRUE(wait_for([&] { return client.check(item(1)).error.empty(); }));
 }
 
 TEST(Client, AShedCallIsUnavailable) {
-  ServiceLimits limits;
+  node::CapnpLimits limits;
   limits.calls_per_connection = 0;
   ServerThread server(0, limits);
-  Client client(patient(server.address()));
-  std::string error = client.check(item(1)).error;
-  EXPECT_EQ(error, "unavailable: shedding: too many calls in flight on this connection");
+  NodeClient client(patient(server.address()));
+  std::string error = client.check(item(1)).error.to_string();
+  EXPECT_EQ(error, "overloaded: too many calls in flight on this connection");
 }
 
 TEST(Client, WhatWaitsIsBounded) {
   ServerThread server;
   auto options = patient(server.address());
   options.max_waiting = 10;
-  Client client(options);
-  ASSERT_EQ(client.check(item(1)).error, "");
+  NodeClient client(options);
+  ASSERT_EQ(client.check(item(1)).error.to_string(), "");
   server.handler().mute = true;
   std::vector<CheckItem> items(8, item(1));
   auto first = client.check_async(items);
   auto second = client.check_async(items);
-  EXPECT_EQ(second.get()[0].error, "unavailable: too many requests wait for an answer");
+  EXPECT_EQ(second.get()[0].error.to_string(), "unavailable: too many requests wait for an answer");
 }
 
 TEST(Client, DestructionAnswersWhatWaits) {
   ServerThread server;
-  std::future<std::vector<CheckReply>> answer;
+  std::future<std::vector<Reply>> answer;
   {
-    Client client(patient(server.address()));
-    ASSERT_EQ(client.check(item(1)).error, "");
+    NodeClient client(patient(server.address()));
+    ASSERT_EQ(client.check(item(1)).error.to_string(), "");
     server.handler().mute = true;
     answer = client.check_async({item(1)});
   }
-  EXPECT_EQ(answer.get()[0].error, "unknown: client closed");
+  EXPECT_EQ(answer.get()[0].error.to_string(), "unknown: client closed");
 }
 
 TEST(Client, LeasesAreBoundedByWhatWasAskedFor) {
   ServerThread server;
-  Client client(patient(server.address()));
+  NodeClient client(patient(server.address()));
   auto lease = [&](std::uint64_t hits, std::uint64_t most) {
     std::promise<LeaseReply> told;
     client.lease_async(item(hits), most, kSecond, [&](LeaseReply r) { told.set_value(r); });
     return told.get_future().get();
   };
   LeaseReply reply = lease(1, 50);
-  EXPECT_EQ(reply.decision.error, "");
+  EXPECT_EQ(reply.decision.error.to_string(), "");
   EXPECT_EQ(reply.ticket, "lease");
   EXPECT_EQ(reply.hits, 50u);
   EXPECT_EQ(reply.term, kSecond);
@@ -460,20 +466,20 @@ TEST(Client, ACallMayHaveADeadlineOfItsOwn) {
   ServerThread server;
   auto options = patient(server.address());
   options.breaker_misses = 0;
-  Client client(options);
-  ASSERT_EQ(client.check(item(1)).error, "");
+  NodeClient client(options);
+  ASSERT_EQ(client.check(item(1)).error.to_string(), "");
   server.handler().mute = true;
   std::promise<std::string> late;
   std::promise<std::string> soon;
   auto start = Clock::now();
   auto tell = [](std::promise<std::string>& told) {
-    return [&told](std::vector<CheckReply> replies) { told.set_value(replies[0].error); };
+    return [&told](std::vector<Reply> replies) { told.set_value(replies[0].error.to_string()); };
   };
   client.check_async({item(1)}, tell(late), start + std::chrono::milliseconds(300));
   client.check_async({item(1)}, tell(soon), start + std::chrono::milliseconds(20));
-  EXPECT_EQ(soon.get_future().get(), "deadline");
+  EXPECT_EQ(soon.get_future().get(), "deadline: no answer in time");
   auto first = Clock::now() - start;
-  EXPECT_EQ(late.get_future().get(), "deadline");
+  EXPECT_EQ(late.get_future().get(), "deadline: no answer in time");
   EXPECT_GE(Clock::now() - start, std::chrono::milliseconds(300));
   EXPECT_GE(first, std::chrono::milliseconds(20));
   std::promise<std::string> past;
@@ -483,14 +489,14 @@ TEST(Client, ACallMayHaveADeadlineOfItsOwn) {
 
 TEST(Client, CallbacksMayThrowOrAskForTrouble) {
   ServerThread server;
-  Client client(patient(server.address()));
+  NodeClient client(patient(server.address()));
   std::promise<std::string> told;
-  client.check_async({item(1)}, [&](std::vector<CheckReply>) {
-    told.set_value(client.check(item(1)).error);
+  client.check_async({item(1)}, [&](std::vector<Reply>) {
+    told.set_value(client.check(item(1)).error.to_string());
     throw std::runtime_error("from a callback");
   });
   EXPECT_NE(told.get_future().get().find("own thread"), std::string::npos);
-  EXPECT_EQ(client.check(item(1)).error, "");
+  EXPECT_EQ(client.check(item(1)).error.to_string(), "");
 }
 
 }  // namespace

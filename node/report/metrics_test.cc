@@ -1,4 +1,4 @@
-#include <weir/node/fronts/admin/metrics.h>
+#include <weir/node/report/metrics.h>
 
 #include <algorithm>
 #include <cstddef>

@@ -1,4 +1,5 @@
-#include <weir/node/fronts/capnp/service.h>
+#include <weir/node/fronts/capnp/capnp_front.h>
+#include <weir/node/fronts/capnp/test_service.h>
 
 #include <gtest/gtest.h>
 
@@ -9,19 +10,25 @@
 #include <weir/rpc/net/test_util.h>
 #include <weir/rpc/wire.h>
 
-namespace weir::rpc {
+namespace weir::node {
 namespace {
+
+using namespace rpc;
+using test::ServiceHandler;
+namespace net = rpc::test;
 
 class Handler : public ServiceHandler {
  public:
   kj::Promise<void> check(std::span<const weir::Request> requests,
-                          std::span<CheckReply> replies) override {
+                          std::span<Reply> replies) override {
     ++calls;
+    seen += requests.size();
     for (std::size_t i = 0; i < requests.size(); ++i) {
-      CheckReply& reply = replies[i];
+      Reply& reply = replies[i];
+      descriptors = std::max(descriptors, requests[i].descriptors());
       reply.allowed = requests[i].hits < 10;
       reply.deciding = 0;
-      CheckStatus status;
+      Status status;
       status.rule = std::string(requests[i].domain);
       if (!requests[i].id.empty()) status.rule += "#" + std::string(requests[i].id);
       for (const auto& entry : requests[i].descriptor) {
@@ -56,6 +63,8 @@ class Handler : public ServiceHandler {
   std::string status_json() override { return "{\"ok\":true}"; }
 
   int calls = 0;
+  std::size_t seen = 0;
+  std::size_t descriptors = 0;
   bool hold = false;
   bool fail = false;
   std::size_t statuses = 1;
@@ -67,14 +76,14 @@ using Response = capnp::Response<schema::Service::CheckResults>;
 class ServiceTest : public ::testing::Test {
  protected:
   ~ServiceTest() noexcept override {}
-  void start(ServiceLimits limits = {}) {
-    server_ = std::make_unique<ServiceServer>(loop_, "127.0.0.1:0", handler_, limits);
+  void start(CapnpLimits limits = {}) {
+    server_ = std::make_unique<CapnpFront>(loop_, service_, limits);
     std::string error;
-    ASSERT_TRUE(server_->start(error)) << error;
+    ASSERT_TRUE(server_->start("127.0.0.1:0", Sharing::alone, error)) << error;
   }
   kj::Own<Connection> dial() {
     auto stream =
-        connect(loop_, test::local(server_->port()), 5 * kj::SECONDS).wait(loop_.wait_scope());
+        connect(loop_, net::local(server_->port()), 5 * kj::SECONDS).wait(loop_.wait_scope());
     return kj::heap<Connection>(loop_, kj::mv(stream), ConnectionLimits{});
   }
   static schema::Service::Client service(Connection& connection) {
@@ -100,12 +109,13 @@ class ServiceTest : public ::testing::Test {
     return out;
   }
   bool eventually(const std::function<bool()>& condition) {
-    return test::eventually(loop_, condition);
+    return net::eventually(loop_, condition);
   }
 
   EventLoop loop_;
   Handler handler_;
-  std::unique_ptr<ServiceServer> server_;
+  test::TestService service_{handler_};
+  std::unique_ptr<CapnpFront> server_;
 };
 
 TEST_F(ServiceTest, RequestIds) {
@@ -118,11 +128,11 @@ TEST_F(ServiceTest, RequestIds) {
   list[1].setDomain("api");
   list[1].setId(std::string(kMaxRequestId + 1, 'x').c_str());
   auto response = request.send().wait(loop_.wait_scope());
-  CheckReply reply;
+  Reply reply;
   ASSERT_TRUE(decode(response.getResults()[0], reply));
   EXPECT_EQ(reply.statuses.at(0).rule, "api#" + std::string(kMaxRequestId, 'x'));
   ASSERT_TRUE(decode(response.getResults()[1], reply));
-  EXPECT_EQ(reply.error, "id is longer than 128 bytes");
+  EXPECT_EQ(reply.error, (Error{ErrorKind::invalid, "id is longer than 128 bytes"}));
 }
 
 TEST_F(ServiceTest, ReservesAndSettles) {
@@ -167,9 +177,9 @@ TEST_F(ServiceTest, ChecksAndStatus) {
   auto results = response.getResults();
   ASSERT_EQ(results.size(), 20u);
   for (capnp::uint i = 0; i < 20; ++i) {
-    CheckReply reply;
+    Reply reply;
     ASSERT_TRUE(decode(results[i], reply));
-    EXPECT_EQ(reply.error, "");
+    EXPECT_TRUE(reply.error.empty());
     EXPECT_EQ(reply.allowed, i < 10);
     ASSERT_EQ(reply.statuses.size(), 1u);
     EXPECT_EQ(reply.statuses[0].rule, "api|key=v");
@@ -220,7 +230,7 @@ TEST_F(ServiceTest, TooManyRequestsInACall) {
 }
 
 TEST_F(ServiceTest, CallsBeyondTheBoundAreShed) {
-  ServiceLimits limits;
+  CapnpLimits limits;
   limits.calls_per_connection = 2;
   limits.calls = 3;
   start(limits);
@@ -246,7 +256,7 @@ TEST_F(ServiceTest, CallsBeyondTheBoundAreShed) {
 }
 
 TEST_F(ServiceTest, HeldRequestsCountAgainstTheReadBudget) {
-  ServiceLimits limits;
+  CapnpLimits limits;
   limits.read_bytes = 1u << 20;
   start(limits);
   handler_.hold = true;
@@ -268,7 +278,7 @@ TEST_F(ServiceTest, HeldRequestsCountAgainstTheReadBudget) {
                         .eagerlyEvaluate(nullptr));
   }
   ASSERT_TRUE(eventually([&] { return shed > 0 && !handler_.held.empty(); }));
-  test::turn(loop_, 20);
+  net::turn(loop_, 20);
   EXPECT_LT(handler_.held.size(), 14u);
   for (auto& f : handler_.held) f->fulfill();
   for (auto& call : calls) call.wait(loop_.wait_scope());
@@ -277,14 +287,44 @@ TEST_F(ServiceTest, HeldRequestsCountAgainstTheReadBudget) {
   EXPECT_EQ(error_of(check(service(*fresh), 500)), "");
 }
 
-TEST_F(ServiceTest, AFailingHandlerFailsTheCallOnly) {
+TEST_F(ServiceTest, ErrorsGoOutWithTheirKind) {
   start();
   handler_.fail = true;
   auto connection = dial();
-  auto client = service(*connection);
-  EXPECT_EQ(error_of(check(client)), "the handler failed");
-  handler_.fail = false;
-  EXPECT_EQ(error_of(check(client)), "");
+  auto response = check(service(*connection)).wait(loop_.wait_scope());
+  Reply reply;
+  ASSERT_TRUE(decode(response.getResults()[0], reply));
+  EXPECT_EQ(reply.error, (Error{ErrorKind::unknown, "the handler failed"}));
+}
+
+TEST_F(ServiceTest, SeveralDescriptors) {
+  start();
+  auto connection = dial();
+  auto request = service(*connection).checkRequest();
+  auto list = request.initRequests(2);
+  list[0].setDomain("api");
+  list[0].initMore(kMaxDescriptors - 1)[0].initEntries(1)[0].setKey("second");
+  list[1].setDomain("api");
+  list[1].initMore(kMaxDescriptors);
+  auto response = request.send().wait(loop_.wait_scope());
+  Reply reply;
+  ASSERT_TRUE(decode(response.getResults()[0], reply));
+  EXPECT_TRUE(reply.error.empty());
+  EXPECT_EQ(handler_.descriptors, kMaxDescriptors);
+  ASSERT_TRUE(decode(response.getResults()[1], reply));
+  EXPECT_EQ(reply.error, (Error{ErrorKind::invalid, "more than 16 descriptors"}));
+}
+
+TEST_F(ServiceTest, WhatIsForMembersIsRefused) {
+  start();
+  auto connection = dial();
+  auto request = service(*connection).checkRequest();
+  request.initRequests(1)[0].initOnly(1).set(0, "rule");
+  auto response = request.send().wait(loop_.wait_scope());
+  Reply reply;
+  ASSERT_TRUE(decode(response.getResults()[0], reply));
+  EXPECT_EQ(reply.error.kind, ErrorKind::invalid);
+  EXPECT_EQ(handler_.seen, 0u);
 }
 
 TEST_F(ServiceTest, AnAnswerTooLargeToSendIsAnError) {
@@ -304,7 +344,7 @@ TEST_F(ServiceTest, AClientThatLeavesDoesNotDisturbItsCalls) {
   ASSERT_TRUE(eventually([&] { return server_->connections() == 0; }));
   EXPECT_TRUE(handler_.held[0]->isWaiting()) << "a commit is not undone by a lost connection";
   handler_.held[0]->fulfill();
-  test::turn(loop_, 5);
+  net::turn(loop_, 5);
 }
 
 TEST_F(ServiceTest, CloseDropsUnfinishedCalls) {
@@ -313,23 +353,24 @@ TEST_F(ServiceTest, CloseDropsUnfinishedCalls) {
   auto connection = dial();
   auto call = check(service(*connection)).eagerlyEvaluate(nullptr);
   ASSERT_TRUE(eventually([&] { return handler_.held.size() == 1; }));
-  server_->close();
-  EXPECT_FALSE(handler_.held[0]->isWaiting());
+  server_->stop();
+  handler_.held[0]->fulfill();
+  net::turn(loop_, 5);
   EXPECT_NE(error_of(kj::mv(call)), "");
   auto port = server_->port();
-  test::RawSocket late(test::local(port));
+  net::RawSocket late(net::local(port));
   EXPECT_FALSE(late.connected());
   server_.reset();
 }
 
 TEST_F(ServiceTest, ConnectionsAreBounded) {
-  ServiceLimits limits;
+  CapnpLimits limits;
   limits.max_connections = 2;
   start(limits);
   auto one = dial();
   auto two = dial();
   ASSERT_TRUE(eventually([&] { return server_->connections() == 2; }));
-  test::RawSocket three(test::local(server_->port()));
+  net::RawSocket three(net::local(server_->port()));
   EXPECT_TRUE(eventually([&] { return three.ended(); }));
   EXPECT_EQ(server_->counters().turned_away, 1u);
   EXPECT_EQ(error_of(check(service(*one))), "");
@@ -345,7 +386,7 @@ class HostileTest : public ServiceTest {
     EXPECT_EQ(error_of(check(service(*connection))), "");
   }
   void expect_ended(const std::vector<unsigned char>& bytes) {
-    test::RawSocket socket(test::local(server_->port()));
+    net::RawSocket socket(net::local(server_->port()));
     ASSERT_TRUE(socket.connected());
     ASSERT_TRUE(socket.send(bytes));
     EXPECT_TRUE(eventually([&] { return socket.ended(); }));
@@ -371,7 +412,7 @@ TEST_F(HostileTest, RandomGarbageNeverKills) {
   start();
   std::mt19937 random(11);
   for (int i = 0; i < 200; ++i) {
-    test::RawSocket socket(test::local(server_->port()));
+    net::RawSocket socket(net::local(server_->port()));
     std::vector<unsigned char> bytes(1 + random() % 400);
     for (auto& b : bytes) b = static_cast<unsigned char>(random());
     if (i % 2 == 0) {  // good framing, bad content
@@ -399,7 +440,7 @@ TEST_F(HostileTest, MutatedCallsNeverKill) {
     Connection client(loop_, kj::heap<UvStream>(loop_, kj::AutoCloseFd(fds[0])),
                       ConnectionLimits{});
     auto call = check(service(client), 3).eagerlyEvaluate(nullptr);
-    test::turn(loop_, 10);
+    net::turn(loop_, 10);
     char buffer[4096];
     ssize_t n = ::recv(fds[1], buffer, sizeof buffer, MSG_DONTWAIT);
     ASSERT_GT(n, 100);
@@ -412,7 +453,7 @@ TEST_F(HostileTest, MutatedCallsNeverKill) {
     for (auto n = 1 + random() % 4; n > 0; --n) {
       bytes[8 + random() % (bytes.size() - 8)] = static_cast<unsigned char>(random());
     }
-    test::RawSocket socket(test::local(server_->port()));
+    net::RawSocket socket(net::local(server_->port()));
     socket.send(bytes);
     ::shutdown(socket.fd(), SHUT_WR);
     ASSERT_TRUE(eventually([&] { return socket.ended(); })) << i;
@@ -422,12 +463,12 @@ TEST_F(HostileTest, MutatedCallsNeverKill) {
 }
 
 TEST_F(HostileTest, SlowSendersAreCutOff) {
-  ServiceLimits limits;
+  CapnpLimits limits;
   limits.first_message = 200 * kMillisecond;
   limits.message_timeout = 200 * kMillisecond;
   start(limits);
-  test::RawSocket silent(test::local(server_->port()));
-  test::RawSocket slow(test::local(server_->port()));
+  net::RawSocket silent(net::local(server_->port()));
+  net::RawSocket slow(net::local(server_->port()));
   ASSERT_TRUE(slow.send({0, 0, 0, 0}));
   bool over = eventually([&] {
     slow.send({0});  // a byte at a time
@@ -446,19 +487,19 @@ TEST_F(HostileTest, SlowSendersAreCutOff) {
 }
 
 TEST_F(HostileTest, AnIdleClientMayStay) {
-  ServiceLimits limits;
+  CapnpLimits limits;
   limits.first_message = 100 * kMillisecond;
   limits.message_timeout = 100 * kMillisecond;
   start(limits);
   auto connection = dial();
   EXPECT_EQ(error_of(check(service(*connection))), "");
-  test::turn(loop_, 1300);  // two sweeps
+  net::turn(loop_, 1300);  // two sweeps
   EXPECT_EQ(error_of(check(service(*connection))), "");
 }
 
 /// Whoever sends calls and reads no answers is no longer read from, and in the end cut off.
 TEST_F(HostileTest, AClientThatDoesNotReadIsHeldBack) {
-  ServiceLimits limits;
+  CapnpLimits limits;
   limits.message_timeout = 300 * kMillisecond;
   start(limits);
   handler_.statuses = 20;
@@ -473,7 +514,7 @@ TEST_F(HostileTest, AClientThatDoesNotReadIsHeldBack) {
       calls.push_back(check(service(client), 20).ignoreResult().eagerlyEvaluate(nullptr));
     }
     for (int i = 0; i < 200; ++i) {
-      test::turn(loop_, 1);
+      net::turn(loop_, 1);
       std::vector<char> buffer(1u << 20);
       ssize_t n = ::recv(fds[1], buffer.data(), buffer.size(), MSG_DONTWAIT);
       if (n > 0) bytes.insert(bytes.end(), buffer.begin(), buffer.begin() + n);
@@ -481,7 +522,7 @@ TEST_F(HostileTest, AClientThatDoesNotReadIsHeldBack) {
     ::close(fds[1]);
   }
   ASSERT_GT(bytes.size(), 1'000'000u);
-  test::RawSocket socket(test::local(server_->port()));
+  net::RawSocket socket(net::local(server_->port()));
   int small = 4096;
   ::setsockopt(socket.fd(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
   std::size_t sent = 0;
@@ -500,4 +541,4 @@ TEST_F(HostileTest, AClientThatDoesNotReadIsHeldBack) {
 }
 
 }  // namespace
-}  // namespace weir::rpc
+}  // namespace weir::node

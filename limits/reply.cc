@@ -1,0 +1,93 @@
+#include <weir/limits/reply.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace weir {
+namespace {
+
+constexpr std::array<std::pair<ErrorKind, std::string_view>, 8> kNames = {{
+    {ErrorKind::none, "none"},
+    {ErrorKind::invalid, "invalid"},
+    {ErrorKind::unavailable, "unavailable"},
+    {ErrorKind::overloaded, "overloaded"},
+    {ErrorKind::deadline, "deadline"},
+    {ErrorKind::unknown, "unknown"},
+    {ErrorKind::closed, "closed"},
+    {ErrorKind::unsupported, "unsupported"},
+}};
+
+}  // namespace
+
+std::string_view to_string(ErrorKind kind) {
+  const auto at = static_cast<std::size_t>(kind);
+  return at < kNames.size() ? kNames[at].second : "unknown";
+}
+
+ErrorKind error_kind_of(std::string_view name) {
+  for (const auto& [kind, known] : kNames) {
+    if (known == name) return kind;
+  }
+  return ErrorKind::unknown;
+}
+
+std::string Error::to_string() const {
+  if (empty()) return {};
+  std::string out(weir::to_string(kind));
+  if (!detail.empty()) out.append(": ").append(detail);
+  return out;
+}
+
+Nanos Reply::delay() const {
+  Nanos longest = 0;
+  for (const Status& status : statuses) {
+    if (allowed && !status.shadow) longest = std::max(longest, status.delay);
+  }
+  return longest;
+}
+
+void Reply::clear() {
+  error.kind = ErrorKind::none;
+  error.detail.clear();
+  allowed = repeated = false;
+  deciding = -1;
+  statuses.clear();
+}
+
+void Reply::fail(ErrorKind kind, std::string_view detail) {
+  clear();
+  error.kind = kind;
+  error.detail = detail;
+}
+
+void tell(const Decision& decision, const RuleSet& rules, Reply& out) {
+  out.error.kind = ErrorKind::none;
+  out.error.detail.clear();
+  out.allowed = decision.allowed;
+  out.repeated = decision.repeated;
+  out.deciding = decision.deciding;
+  // Assigned one by one: texts keep their memory.
+  out.statuses.resize(decision.statuses.size());
+  for (std::size_t i = 0; i < decision.statuses.size(); ++i) {
+    const RuleStatus& from = decision.statuses[i];
+    const Rule& rule = rules.rules()[from.rule];
+    Status& to = out.statuses[i];
+    to.rule = rule.name;
+    to.descriptor = from.descriptor;
+    to.limit = from.limit;
+    to.remaining = from.remaining;
+    to.reset = from.reset;
+    to.retry_after = from.retry_after;
+    to.allowed = from.allowed;
+    to.shadow = from.shadow;
+    to.degraded = from.degraded;
+    to.delay = from.delay;
+    to.elsewhere = from.elsewhere;
+    to.quota = rule.limit;
+    to.window = rule.calendar ? 0 : rule.window;
+    to.over_admission.reset();
+  }
+}
+
+}  // namespace weir

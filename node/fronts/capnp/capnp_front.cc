@@ -1,0 +1,550 @@
+#include <weir/node/fronts/capnp/capnp_front.h>
+
+#include <kj/debug.h>
+
+#include <list>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <weir/limits/limiter.h>
+#include <weir/rpc/check.h>
+#include <weir/rpc/net/connection.h>
+#include <weir/rpc/net/listener.h>
+#include <weir/rpc/wire.h>
+
+namespace weir::node {
+namespace {
+
+namespace schema = rpc::schema;
+
+/// An answer must fit a message (1M words) with room to spare.
+constexpr std::size_t kMaxAnswerBytes = 6u << 20;
+/// What a request and its reply take besides text and entries.
+constexpr std::size_t kBytesPerRequest = sizeof(Request) + 2 * sizeof(Reply) + sizeof(std::size_t);
+constexpr auto kSweepInterval = 500 * kj::MILLISECONDS;
+
+std::string problem_of(capnp::List<schema::Entry>::Reader entries) {
+  if (entries.size() > rpc::kMaxEntries) {
+    return "more than " + std::to_string(rpc::kMaxEntries) + " descriptor entries";
+  }
+  for (auto entry : entries) {
+    if (entry.getKey().size() > rpc::kMaxText || entry.getValue().size() > rpc::kMaxText) {
+      return "a descriptor entry is longer than " + std::to_string(rpc::kMaxText) + " bytes";
+    }
+  }
+  return {};
+}
+
+std::string problem_of(schema::CheckRequest::Reader request) {
+  if (request.getDomain().size() > rpc::kMaxText) {
+    return "domain is longer than " + std::to_string(rpc::kMaxText) + " bytes";
+  }
+  if (request.getId().size() > rpc::kMaxRequestId) {
+    return "id is longer than " + std::to_string(rpc::kMaxRequestId) + " bytes";
+  }
+  if (request.getOnly().size() > 0) return "only is for members of the cluster";
+  auto more = request.getMore();
+  if (more.size() >= kMaxDescriptors) {
+    return "more than " + std::to_string(kMaxDescriptors) + " descriptors";
+  }
+  std::string problem = problem_of(request.getEntries());
+  for (auto descriptor : more) {
+    if (problem.empty()) problem = problem_of(descriptor.getEntries());
+  }
+  return problem;
+}
+
+std::string_view view(capnp::Text::Reader text) {
+  return {text.begin(), text.size()};
+}
+
+/// A call's requests as views into its message. What is malformed is left out, and has its answer
+/// already. Used again for the next call.
+struct Batch {
+  struct Malformed {
+    std::size_t index = 0;
+    std::string why;
+  };
+
+  template <typename Requests>
+  void load(Requests in) {
+    entries.clear();
+    descriptors.clear();
+    requests.clear();
+    malformed.clear();
+    bytes = 0;
+    // Two passes over a bounded list: the first sizes the memory that the second's spans point
+    // into.
+    std::size_t most_entries = 0;
+    std::size_t most_descriptors = 0;
+    for (capnp::uint i = 0; i < in.size(); ++i) {
+      std::string why = problem_of(in[i]);
+      if (!why.empty()) {
+        malformed.push_back({i, std::move(why)});
+        continue;
+      }
+      most_entries += in[i].getEntries().size();
+      most_descriptors += in[i].getMore().size();
+      for (auto descriptor : in[i].getMore()) most_entries += descriptor.getEntries().size();
+    }
+    entries.reserve(most_entries);
+    descriptors.reserve(most_descriptors);
+    std::size_t bad = 0;
+    for (capnp::uint i = 0; i < in.size(); ++i) {
+      if (bad < malformed.size() && malformed[bad].index == i) {
+        ++bad;
+        continue;
+      }
+      add(in[i]);
+    }
+    bytes += entries.size() * sizeof(Entry) + in.size() * kBytesPerRequest;
+  }
+
+  void add(schema::CheckRequest::Reader in) {
+    Request request;
+    request.domain = view(in.getDomain());
+    request.id = view(in.getId());
+    request.hits = in.getHits();
+    request.wants_bound = in.getWantsBound();
+    request.descriptor = keep(in.getEntries());
+    bytes += request.domain.size() + request.id.size();
+    const std::size_t first = descriptors.size();
+    for (auto descriptor : in.getMore()) {
+      descriptors.push_back({keep(descriptor.getEntries()), descriptor.getHits()});
+    }
+    request.more = std::span(descriptors.data() + first, descriptors.size() - first);
+    requests.push_back(request);
+  }
+
+  std::span<const Entry> keep(capnp::List<schema::Entry>::Reader in) {
+    const std::size_t first = entries.size();
+    for (auto entry : in) {
+      entries.push_back({view(entry.getKey()), view(entry.getValue())});
+      bytes += entries.back().key.size() + entries.back().value.size();
+    }
+    return {entries.data() + first, entries.size() - first};
+  }
+
+  std::vector<Entry> entries;
+  std::vector<Descriptor> descriptors;
+  std::vector<Request> requests;
+  std::vector<Malformed> malformed;
+  std::size_t bytes = 0;  // about what a copy takes
+};
+
+/// A list of one.
+struct Single {
+  schema::CheckRequest::Reader request;
+  capnp::uint size() const { return 1; }
+  schema::CheckRequest::Reader operator[](capnp::uint) const { return request; }
+};
+
+std::size_t answer_bytes(std::span<const Reply> replies) {
+  std::size_t bytes = 64;
+  for (const Reply& reply : replies) {
+    bytes += 48 + reply.error.detail.size();
+    for (const Status& status : reply.statuses) bytes += 88 + status.rule.size();
+  }
+  return bytes;
+}
+
+Reply invalid(const std::string& why) {
+  Reply reply;
+  reply.fail(ErrorKind::invalid, why);
+  return reply;
+}
+
+}  // namespace
+
+struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
+  /// One client's connection. Its capability, and calls in flight, hold references.
+  struct Client : kj::Refcounted {
+    explicit Client(Impl& s) : front(&s) {}
+    Impl* front;  // null once the connection is over
+    kj::Own<rpc::Connection> connection;
+    std::string address;
+    std::size_t in_flight = 0;
+  };
+
+  /// What outlives the front while calls unwind.
+  struct InFlight : kj::Refcounted {
+    std::size_t calls = 0;
+  };
+
+  /// What a call that waits takes of the bounds.
+  struct Place {
+    Place(Client& c, std::size_t n)
+        : client(kj::addRef(c)),
+          all(kj::addRef(*c.front->in_flight)),
+          budget(c.front->budget),
+          bytes(n) {
+      ++client->in_flight;
+      ++all->calls;
+    }
+    ~Place() {
+      --client->in_flight;
+      --all->calls;
+      budget->give_back(bytes);
+    }
+    Place(const Place&) = delete;
+    Place& operator=(const Place&) = delete;
+    kj::Own<Client> client;
+    kj::Own<InFlight> all;
+    std::shared_ptr<rpc::ReadBudget> budget;
+    std::size_t bytes;
+  };
+
+  class ServiceImpl final : public schema::Service::Server {
+   public:
+    explicit ServiceImpl(kj::Own<Client> client) : client_(kj::mv(client)) {}
+    kj::Promise<void> check(CheckContext context) override;
+    kj::Promise<void> reserve(ReserveContext context) override;
+    kj::Promise<void> settle(SettleContext context) override;
+    kj::Promise<void> lease(LeaseContext context) override;
+    kj::Promise<void> rules(RulesContext context) override;
+    kj::Promise<void> status(StatusContext context) override;
+
+   private:
+    Impl& expect_room(std::size_t requests);
+    void take(std::size_t bytes);
+    template <typename Start, typename Write>
+    kj::Promise<void> answer(std::size_t bytes, Start start, Write write);
+    Caller caller() const { return {client_->address}; }
+    kj::Own<Client> client_;
+  };
+
+  Impl(rpc::EventLoop& l, Service& s, CapnpLimits x)
+      : loop(l),
+        service(s),
+        limits(x),
+        budget(std::make_shared<rpc::ReadBudget>(x.read_bytes)),
+        in_flight(kj::refcounted<InFlight>()),
+        listener(l, x.max_connections,
+                 [this](kj::Own<rpc::UvStream> stream, const rpc::Address& from) {
+                   accept(kj::mv(stream), from);
+                 }),
+        tasks(*this) {}
+  ~Impl() { stop(); }
+
+  void accept(kj::Own<rpc::UvStream> stream, const rpc::Address& from);
+  void forget(Client& client);
+  void stop();
+  kj::Promise<void> sweep();
+  void taskFailed(kj::Exception&& e) override { KJ_LOG(ERROR, "client connection", e); }
+
+  rpc::EventLoop& loop;
+  Service& service;
+  CapnpLimits limits;
+  CapnpCounters counters;
+  Batch batch;
+  std::shared_ptr<rpc::ReadBudget> budget;
+  kj::Own<InFlight> in_flight;
+  rpc::Listener listener;
+  std::list<kj::Own<Client>> clients;
+  bool open = false;
+  kj::TaskSet tasks;
+};
+
+/// Calls `start(done)`, and has `write(answer)` fill the results when `done` is told. Where that is
+/// before `start` returns, as it nearly always is, nothing is kept; else the call takes its place
+/// among those that wait.
+template <typename Start, typename Write>
+kj::Promise<void> CapnpFront::Impl::ServiceImpl::answer(std::size_t bytes, Start start,
+                                                        Write write) {
+  struct State {
+    explicit State(Write&& w) : write(std::move(w)) {}
+    Write write;
+    bool told = false;
+    kj::Maybe<kj::Exception> failure;
+    kj::Maybe<kj::Own<kj::PromiseFulfiller<void>>> waits;
+  };
+  Impl& front = *client_->front;
+  if (!front.budget->take(bytes)) {
+    ++front.counters.shed;
+    return KJ_EXCEPTION(OVERLOADED, "too much is being served at once");
+  }
+  auto place = kj::heap<Place>(*client_, bytes);
+  auto state = std::make_shared<State>(std::move(write));
+  start([state](auto&& told) {
+    state->told = true;
+    KJ_IF_MAYBE (waits, state->waits) {
+      // The client, or the front, has gone: nobody is told, and the results may be gone too.
+      if (!(*waits)->isWaiting()) return;
+      KJ_IF_MAYBE (failure, kj::runCatchingExceptions([&] { state->write(told); })) {
+        (*waits)->reject(kj::mv(*failure));
+      } else {
+        (*waits)->fulfill();
+      }
+    } else {
+      state->failure = kj::runCatchingExceptions([&] { state->write(told); });
+    }
+  });
+  if (state->told) {
+    KJ_IF_MAYBE (failure, state->failure) {
+      return kj::mv(*failure);
+    }
+    return kj::READY_NOW;
+  }
+  auto waits = kj::newPromiseAndFulfiller<void>();
+  state->waits = kj::mv(waits.fulfiller);
+  return waits.promise.attach(kj::mv(place));
+}
+
+kj::Promise<void> CapnpFront::Impl::ServiceImpl::check(CheckContext context) {
+  auto requests = context.getParams().getRequests();
+  Impl& front = expect_room(requests.size());
+  if (requests.size() > rpc::kMaxRequestsPerCall) {
+    ++front.counters.malformed;
+    return KJ_EXCEPTION(FAILED, "more than 1024 requests in a call");
+  }
+  Batch& batch = front.batch;
+  batch.load(requests);
+  front.counters.malformed += batch.malformed.size();
+  auto write = [context, malformed = std::move(batch.malformed)](std::span<Reply> replies) mutable {
+    if (answer_bytes(replies) > kMaxAnswerBytes) {
+      kj::throwFatalException(
+          KJ_EXCEPTION(FAILED, "the answer is too large: send fewer requests in a call"));
+    }
+    const std::size_t all = replies.size() + malformed.size();
+    auto results = context.getResults().initResults(static_cast<capnp::uint>(all));
+    std::size_t bad = 0;
+    for (std::size_t i = 0; i < all; ++i) {
+      auto to = results[static_cast<capnp::uint>(i)];
+      if (bad < malformed.size() && malformed[bad].index == i) {
+        rpc::encode(invalid(malformed[bad++].why), to);
+      } else {
+        rpc::encode(replies[i - bad], to);
+      }
+    }
+  };
+  return answer(
+      batch.bytes,
+      [&](auto done) { front.service.check(batch.requests, caller(), std::move(done)); },
+      std::move(write));
+}
+
+kj::Promise<void> CapnpFront::Impl::ServiceImpl::reserve(ReserveContext context) {
+  Impl& front = expect_room(1);
+  const Nanos timeout = context.getParams().getTimeoutNs();
+  Batch& batch = front.batch;
+  batch.load(Single{context.getParams().getRequest()});
+  auto write = [context](ReserveReply& reply) mutable {
+    rpc::encode(reply.decision, context.getResults().initResult());
+    context.getResults().setTicket(kj::StringPtr(reply.ticket.c_str(), reply.ticket.size()));
+  };
+  ReserveReply refused;
+  if (!batch.malformed.empty()) {
+    refused.decision = invalid(batch.malformed[0].why);
+  } else if (timeout < 0 || timeout > Limiter::kMaxHold) {
+    refused.decision = invalid("timeout is not within 0 and a day");
+  } else if (!batch.requests[0].more.empty()) {
+    refused.decision = invalid("a reservation takes one descriptor");
+  } else {
+    return answer(
+        batch.bytes,
+        [&](auto done) {
+          front.service.reserve(batch.requests[0], timeout, caller(), std::move(done));
+        },
+        write);
+  }
+  ++front.counters.malformed;
+  write(refused);
+  return kj::READY_NOW;
+}
+
+kj::Promise<void> CapnpFront::Impl::ServiceImpl::settle(SettleContext context) {
+  Impl& front = expect_room(1);
+  auto ticket = context.getParams().getTicket();
+  auto write = [context](SettleReply& reply) mutable {
+    auto result = context.getResults().initResult();
+    const std::string& detail = reply.error.detail;
+    result.setError(kj::StringPtr(detail.c_str(), detail.size()));
+    result.setErrorKind(rpc::encode_kind(reply.error.kind));
+    result.setSettled(reply.settled);
+    result.setReserved(reply.reserved);
+    result.setLapsed(reply.lapsed);
+    result.setDegraded(reply.degraded);
+  };
+  if (ticket.size() > rpc::kMaxTicket) {
+    ++front.counters.malformed;
+    SettleReply refused;
+    refused.error = {ErrorKind::invalid,
+                     "ticket is longer than " + std::to_string(rpc::kMaxTicket) + " bytes"};
+    write(refused);
+    return kj::READY_NOW;
+  }
+  return answer(
+      ticket.size() + kBytesPerRequest,
+      [&](auto done) {
+        front.service.settle(view(ticket), context.getParams().getHits(), caller(),
+                             std::move(done));
+      },
+      write);
+}
+
+kj::Promise<void> CapnpFront::Impl::ServiceImpl::lease(LeaseContext context) {
+  Impl& front = expect_room(1);
+  LeaseTerms terms;
+  terms.most = context.getParams().getMost();
+  terms.term = context.getParams().getTermNs();
+  Batch& batch = front.batch;
+  batch.load(Single{context.getParams().getRequest()});
+  auto write = [context](LeaseReply& reply) mutable {
+    auto results = context.getResults();
+    rpc::encode(reply.decision, results.initResult());
+    results.setTicket(kj::StringPtr(reply.ticket.c_str(), reply.ticket.size()));
+    results.setHits(reply.hits);
+    results.setTermNs(reply.term);
+  };
+  if (!batch.malformed.empty()) {
+    ++front.counters.malformed;
+    LeaseReply refused;
+    refused.decision = invalid(batch.malformed[0].why);
+    write(refused);
+    return kj::READY_NOW;
+  }
+  return answer(
+      batch.bytes,
+      [&](auto done) { front.service.lease(batch.requests[0], terms, caller(), std::move(done)); },
+      write);
+}
+
+kj::Promise<void> CapnpFront::Impl::ServiceImpl::rules(RulesContext context) {
+  Impl& front = expect_room(0);
+  auto known = context.getParams().getKnown();
+  if (known.size() > rpc::kMaxText) return KJ_EXCEPTION(FAILED, "known is too long");
+  return answer(
+      kBytesPerRequest,
+      [&](auto done) { front.service.rules(view(known), caller(), std::move(done)); },
+      [context](RulesReply& reply) mutable {
+        if (!reply.error.empty()) {
+          kj::throwFatalException(KJ_EXCEPTION(UNIMPLEMENTED, reply.error.detail.c_str()));
+        }
+        if (reply.yaml.size() > kMaxAnswerBytes) {
+          kj::throwFatalException(
+              KJ_EXCEPTION(UNIMPLEMENTED, "the rules are too large to be sent"));
+        }
+        auto results = context.getResults();
+        results.setYaml(kj::StringPtr(reply.yaml.c_str(), reply.yaml.size()));
+        results.setVersion(kj::StringPtr(reply.version.c_str(), reply.version.size()));
+        results.setSame(reply.same);
+      });
+}
+
+kj::Promise<void> CapnpFront::Impl::ServiceImpl::status(StatusContext context) {
+  Impl& front = expect_room(0);
+  return answer(
+      kBytesPerRequest, [&](auto done) { front.service.status(caller(), std::move(done)); },
+      [context](std::string& json) mutable { context.getResults().setJson(json.c_str()); });
+}
+
+/// Throws why no further call can be served; counts one that is.
+CapnpFront::Impl& CapnpFront::Impl::ServiceImpl::expect_room(std::size_t requests) {
+  Impl* front = client_->front;
+  if (front == nullptr) {
+    kj::throwFatalException(KJ_EXCEPTION(DISCONNECTED, "the server is closing"));
+  }
+  if (client_->in_flight >= front->limits.calls_per_connection) {
+    ++front->counters.shed;
+    kj::throwFatalException(
+        KJ_EXCEPTION(OVERLOADED, "too many calls in flight on this connection"));
+  }
+  if (front->in_flight->calls >= front->limits.calls) {
+    ++front->counters.shed;
+    kj::throwFatalException(KJ_EXCEPTION(OVERLOADED, "too many calls in flight on this server"));
+  }
+  ++front->counters.calls;
+  front->counters.requests += requests;
+  return *front;
+}
+
+void CapnpFront::Impl::accept(kj::Own<rpc::UvStream> stream, const rpc::Address& from) {
+  rpc::ConnectionLimits framing;
+  framing.framing.message_words = limits.message_bytes / sizeof(capnp::word);
+  auto client = kj::refcounted<Client>(*this);
+  client->address = rpc::host_of(from);
+  client->connection = kj::heap<rpc::Connection>(
+      loop, kj::mv(stream), kj::heap<ServiceImpl>(kj::addRef(*client)), framing, budget);
+  tasks.add(client->connection->closed().then([this, c = kj::addRef(*client)]() mutable {
+    if (c->front != nullptr) forget(*c);
+  }));
+  clients.push_back(kj::mv(client));
+}
+
+void CapnpFront::Impl::forget(Client& client) {
+  client.front = nullptr;
+  retire(tasks, kj::mv(client.connection));
+  clients.remove_if([&](const kj::Own<Client>& other) { return other.get() == &client; });
+}
+
+void CapnpFront::Impl::stop() {
+  if (!open) return;
+  open = false;
+  listener.close();
+  while (!clients.empty()) forget(*clients.front());
+}
+
+/// Connections that stay silent, or stop in the middle of a message, are closed.
+kj::Promise<void> CapnpFront::Impl::sweep() {
+  return loop.timer().afterDelay(kSweepInterval).then([this]() -> kj::Promise<void> {
+    if (!open) return kj::READY_NOW;
+    auto now = loop.timer().now();
+    std::vector<Client*> late;
+    for (auto& client : clients) {
+      rpc::Connection& connection = *client->connection;
+      if (connection.framing().messages_read() == 0 &&
+          now - connection.opened() > limits.first_message * kj::NANOSECONDS) {
+        late.push_back(client.get());
+        continue;
+      }
+      KJ_IF_MAYBE (since, connection.framing().stalled_since()) {
+        if (now - *since > limits.message_timeout * kj::NANOSECONDS) late.push_back(client.get());
+      }
+    }
+    counters.timed_out += late.size();
+    for (Client* client : late) forget(*client);
+    return sweep();
+  });
+}
+
+CapnpFront::CapnpFront(rpc::EventLoop& loop, Service& service, CapnpLimits limits)
+    : impl_(std::make_unique<Impl>(loop, service, limits)) {}
+
+CapnpFront::~CapnpFront() = default;
+
+bool CapnpFront::start(const std::string& address, rpc::Sharing sharing, std::string& error) {
+  if (impl_->open) {
+    error = "already started";
+    return false;
+  }
+  if (!impl_->listener.open(address, sharing, error)) return false;
+  impl_->open = true;
+  impl_->tasks.add(impl_->sweep());
+  return true;
+}
+
+std::uint16_t CapnpFront::port() const {
+  return impl_->listener.port();
+}
+
+void CapnpFront::drain() {
+  impl_->listener.close();
+}
+
+void CapnpFront::stop() {
+  impl_->stop();
+}
+
+std::size_t CapnpFront::connections() const {
+  return impl_->clients.size();
+}
+
+CapnpCounters CapnpFront::counters() const {
+  CapnpCounters out = impl_->counters;
+  out.accepted = impl_->listener.counters().accepted;
+  out.turned_away = impl_->listener.counters().turned_away;
+  return out;
+}
+
+}  // namespace weir::node

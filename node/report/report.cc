@@ -1,0 +1,276 @@
+#include <weir/node/report/report.h>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <weir/node/version.h>
+
+namespace weir::node {
+namespace {
+
+using nlohmann::json;
+
+/// Above this, status leaves out what would have to be summed over every cell.
+constexpr std::size_t kMaxSummedCells = 100'000;
+
+double seconds(Nanos length) {
+  return static_cast<double>(length) / static_cast<double>(kSecond);
+}
+
+double seconds_since(Nanos then, Nanos now) {
+  return seconds(std::max<Nanos>(0, now - then));
+}
+
+std::string peer_name(const crdt::Member& member) {
+  return member.region + "/" + member.node;
+}
+
+json escrow_json(const EscrowAgent& escrow, const HomeDesk* home) {
+  const EscrowAgentCounters& rights = escrow.counters();
+  json out = {{"open", escrow.standing().open},
+              {"whole", escrow.whole()},
+              {"requests_sent", rights.requests_sent},
+              {"requests_served", rights.requests_served},
+              {"requests_refused", rights.requests_refused},
+              {"versions_differ", rights.versions_differ},
+              {"units_given", rights.units_given},
+              {"units_received", rights.units_received}};
+  if (home == nullptr) return out;
+  const PassedOnCounters& passed = home->passed_on();
+  out.update({{"forwarded", passed.requests},
+              {"forwards", passed.asked},
+              {"forwards_admitted", passed.admitted},
+              {"forwards_failed", passed.failed},
+              {"forwards_withheld", passed.withheld},
+              {"forwards_served", passed.served}});
+  return out;
+}
+
+json storage_json(const EngineStatus& status, const storage::Store* store) {
+  json out{{"mode", store != nullptr ? "lmdb" : "none"},
+           {"ok", store == nullptr || status.durable}};
+  if (store == nullptr) return out;
+  const storage::StoreCounters counters = store->counters();
+  out["failure"] = status.storage_failure;
+  out["commits"] = counters.commits;
+  out["records"] = counters.records;
+  out["bytes"] = counters.bytes;
+  out["backlog"] = store->backlog();
+  out["last_commit_us"] = counters.last_commit_time / kMicrosecond;
+  return out;
+}
+
+json rules_file_json(const RulesStatus& rules, const std::string& file, Nanos wall) {
+  json out{{"file", file},
+           {"version", rules.version},
+           {"in_force_s", seconds_since(rules.since, wall)},
+           {"reloads", rules.reloads},
+           {"refused", rules.refused}};
+  if (!rules.last_error.empty()) {
+    out["last_error"] = rules.last_error;
+    out["last_error_s"] = seconds_since(rules.refused_at, wall);
+  }
+  return out;
+}
+
+json rules_json(Engine& engine, const RuleSet& rules, Nanos wall) {
+  json out = json::array();
+  for (std::uint32_t i = 0; i < rules.rules().size(); ++i) {
+    const Rule& rule = rules.rules()[i];
+    const RuleCounters counters = engine.limiter().counters(i);
+    out.push_back({{"domain", rule.domain},
+                   {"name", rule.name},
+                   {"algorithm", to_string(rule.algorithm)},
+                   {"enforcement", to_string(rule.enforcement)},
+                   {"limit", rule.limit},
+                   {"window", format_window(rule)},
+                   {"shadow", rule.shadow},
+                   {"allowed", counters.allowed},
+                   {"denied", counters.denied},
+                   {"degraded", counters.degraded},
+                   {"over_admission_worst_case", engine.over_admission(i, wall)}});
+  }
+  return out;
+}
+
+json peers_json(const crdt::Replica& replica, const rpc::PeerNetwork* peers, Nanos now) {
+  json out = json::array();
+  const std::vector<crdt::PeerStatus> links = replica.peers();
+  for (crdt::PeerIndex i = 0; i < links.size(); ++i) {
+    const crdt::PeerStatus& link = links[i];
+    const rpc::LinkStatus session = peers->status(i);
+    json peer{
+        {"region", link.member.region},    {"node", link.member.node}, {"up", session.up},
+        {"unacked", link.unacked},         {"agrees", link.agrees},    {"dropped", session.dropped},
+        {"last_error", session.last_error}};
+    if (link.in_step_at != 0) peer["in_step_s"] = seconds_since(link.in_step_at, now);
+    if (link.heard_at != 0) peer["heard_s"] = seconds_since(link.heard_at, now);
+    out.push_back(std::move(peer));
+  }
+  return out;
+}
+
+std::map<std::string, std::uint64_t> units_by_region(const crdt::Replica& replica) {
+  std::map<std::string, std::uint64_t> units;
+  replica.for_each([&](const crdt::Cell& cell) {
+    for (const crdt::Slot& slot : cell.slots) {
+      auto member = replica.members().find(slot.id.writer);
+      std::uint64_t& sum = units[member == replica.members().end() ? "?" : member->second.region];
+      sum = add_saturated(sum, slot.value);
+    }
+  });
+  return units;
+}
+
+}  // namespace
+
+NodeReport::NodeReport(Sources sources) : from_(std::move(sources)), started_at_(from_.wall()) {}
+
+std::string NodeReport::status_json() {
+  Engine& engine = from_.engine;
+  const Nanos wall = from_.wall();
+  const Nanos now = engine.clock(wall);
+  const EngineStatus status = engine.status();
+  const crdt::Replica& replica = engine.replica();
+  json out{{"version", kVersion},
+           {"cluster", from_.config.cluster},
+           {"region", from_.config.self.region},
+           {"node", from_.config.self.node},
+           {"incarnation", crdt::to_string(replica.incarnation())},
+           {"uptime_s", seconds_since(started_at_, wall)},
+           {"now_ns", now},
+           {"threads", from_.threads},
+           {"series", engine.limiter().series_count()},
+           {"cells", replica.cell_count()},
+           {"digest", fmt::format("{:016x}", replica.digest())},
+           {"holding", status.holding},
+           {"waiting_for_commit", status.waiting},
+           {"shed", status.shed},
+           {"unabsorbed", status.unabsorbed},
+           {"reincarnations", status.reincarnations}};
+  const HomeDesk* home = from_.coordinator.home();
+  out["escrow"] = escrow_json(engine.escrow(), home);
+  out["storage"] = storage_json(status, from_.store);
+  out["rules_file"] = rules_file_json(from_.control.status(), from_.config.rules, wall);
+  out["rules"] = rules_json(engine, *from_.control.rules(), wall);
+  out["peers"] = peers_json(replica, from_.peers, now);
+  if (from_.coordinator.state().has_home_rules) {
+    const HomeCounters& homes = home->counters();
+    out["home"] = {{"forwarded", homes.forwarded},
+                   {"served", homes.served},
+                   {"refused", homes.refused},
+                   {"degraded", homes.degraded}};
+  }
+  const crdt::ReplicaCounters& counters = replica.counters();
+  out["counters"] = {
+      {"late", counters.late_cells},         {"future", counters.future_cells},
+      {"invalid", counters.invalid_cells},   {"alarms", counters.alarms},
+      {"repaired", counters.repaired_cells}, {"pushes", counters.pushes_sent},
+      {"cells_sent", counters.cells_sent},   {"cells_received", counters.cells_received}};
+  if (replica.cell_count() <= kMaxSummedCells) out["units_by_region"] = units_by_region(replica);
+  return out.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string NodeReport::metrics() {
+  return render_metrics(collect());
+}
+
+NodeMetrics NodeReport::collect() {
+  NodeMetrics out;
+  Engine& engine = from_.engine;
+  const Nanos wall = from_.wall();
+  const Nanos now = engine.clock(wall);
+  out.version = kVersion;
+  out.cluster = from_.config.cluster;
+  out.region = from_.config.self.region;
+  out.node = from_.config.self.node;
+  out.start_time_seconds = seconds(started_at_);
+  out.series = engine.limiter().series_count();
+  out.max_series = from_.config.max_series;
+  out.cells = engine.replica().cell_count();
+  const RulesStatus& file = from_.control.status();
+  out.rules_file = {file.version, seconds(file.since), file.reloads, file.refused,
+                    file.last_error.empty()};
+  const RequestIdCounters ids = engine.limiter().request_ids();
+  out.request_ids = {ids.held, ids.repeated, ids.evicted};
+  const TicketCounters tickets = engine.limiter().tickets();
+  out.tickets = {tickets.open, tickets.timed_out, tickets.refused};
+  const std::vector<Rule>& rules = from_.control.rules()->rules();
+  for (std::uint32_t i = 0; i < rules.size(); ++i) {
+    const RuleCounters counters = engine.limiter().counters(i);
+    out.rules.push_back({rules[i].domain, rules[i].name, counters.allowed, counters.denied,
+                         counters.degraded, counters.elsewhere, rules[i].shadow,
+                         engine.over_admission(i, wall)});
+  }
+  collect_peers(out, now);
+  if (from_.store != nullptr) {
+    const storage::StoreCounters counters = from_.store->counters();
+    const EngineStatus status = engine.status();
+    out.storage = StorageMetrics{status.durable,         counters.commits,
+                                 counters.records,       counters.bytes,
+                                 from_.store->backlog(), seconds(counters.last_commit_time),
+                                 status.waiting,         status.shed};
+  }
+  if (from_.coordinator.state().has_home_rules) {
+    const HomeCounters& homes = from_.coordinator.home()->counters();
+    out.home = HomeMetrics{homes.forwarded, homes.served, homes.refused, homes.degraded};
+  }
+  collect_rights(out);
+  const crdt::ReplicaCounters& replica = engine.replica().counters();
+  out.replica = {replica.late_cells, replica.future_cells, replica.invalid_cells, replica.alarms};
+  return out;
+}
+
+void NodeReport::collect_peers(NodeMetrics& out, Nanos now) {
+  const std::vector<crdt::PeerStatus> status = from_.engine.replica().peers();
+  for (crdt::PeerIndex i = 0; i < status.size(); ++i) {
+    PeerMetrics peer;
+    peer.peer = peer_name(status[i].member);
+    peer.up = static_cast<bool>(status[i].incarnation);
+    peer.unacked = status[i].unacked;
+    if (status[i].in_step_at != 0) peer.out_of_step = seconds_since(status[i].in_step_at, now);
+    peer.dropped_messages = from_.peers->status(i).dropped;
+    out.peers.push_back(std::move(peer));
+  }
+}
+
+void NodeReport::collect_rights(NodeMetrics& out) {
+  const std::vector<Rule>& rules = from_.control.rules()->rules();
+  const bool has_rights = std::any_of(rules.begin(), rules.end(), [](const Rule& rule) {
+    return rule.enforcement == Enforcement::escrow;
+  });
+  if (!has_rights) return;
+  const EscrowAgent& escrow = from_.engine.escrow();
+  const EscrowAgentCounters& rights = escrow.counters();
+  out.escrow = EscrowMetrics{escrow.standing().open, escrow.whole(),          rights.requests_sent,
+                             rights.requests_served, rights.requests_refused, rights.units_given,
+                             rights.units_received,  rights.versions_differ};
+  if (from_.coordinator.home() == nullptr) return;
+  const PassedOnCounters& passed = from_.coordinator.home()->passed_on();
+  out.escrow->forwarded = passed.requests;
+  out.escrow->forwards = passed.asked;
+  out.escrow->forwards_admitted = passed.admitted;
+  out.escrow->forwards_failed = passed.failed;
+  out.escrow->forwards_withheld = passed.withheld;
+  out.escrow->forwards_served = passed.served;
+}
+
+bool NodeReport::healthy(std::string& why) {
+  const EngineStatus status = from_.engine.status();
+  if (from_.store == nullptr || status.durable) return true;
+  why = "storage failed: " + status.storage_failure;
+  return false;
+}
+
+bool NodeReport::ready(std::string& why) {
+  if (!from_.coordinator.state().stopping) return true;
+  why = "stopping";
+  return false;
+}
+
+}  // namespace weir::node

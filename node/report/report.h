@@ -1,0 +1,48 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include <weir/crdt/time.h>
+#include <weir/node/config.h>
+#include <weir/node/control/rules_control.h>
+#include <weir/node/engine/engine.h>
+#include <weir/node/report/metrics.h>
+#include <weir/node/service/coordinator.h>
+#include <weir/node/service/service.h>
+#include <weir/rpc/peers/peers.h>
+#include <weir/storage/store.h>
+
+namespace weir::node {
+
+/// What a node says of itself, to operators. For the main loop's thread.
+class NodeReport final : public Operations {
+ public:
+  /// Everything that it reports on outlives it.
+  struct Sources {
+    const NodeConfig& config;
+    Engine& engine;
+    Coordinator& coordinator;
+    const RulesControl& control;
+    const storage::Store* store = nullptr;    ///< null: in memory only
+    const rpc::PeerNetwork* peers = nullptr;  ///< null: there are none
+    std::function<Nanos()> wall;
+    unsigned threads = 1;
+  };
+  explicit NodeReport(Sources sources);
+
+  std::string status_json() override;
+  std::string metrics() override;
+  bool healthy(std::string& why) override;
+  bool ready(std::string& why) override;
+
+ private:
+  NodeMetrics collect();
+  void collect_peers(NodeMetrics& out, Nanos now);
+  void collect_rights(NodeMetrics& out);
+
+  Sources from_;
+  const Nanos started_at_;
+};
+
+}  // namespace weir::node

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <absl/functional/any_invocable.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <weir/crdt/time.h>
+#include <weir/limits/lease.h>
+#include <weir/limits/reply.h>
+#include <weir/limits/request.h>
+
+namespace weir::node {
+
+/// Who asks. Views are valid during the call that it is given to.
+struct Caller {
+  std::string_view address;  ///< where the connection comes from, without its port
+};
+
+/// All that a front knows of its node: a protocol parses, calls this, and prints. What every answer
+/// has in common (stopping, shedding, other nodes that decide, waiting for the disk, on_failure) is
+/// said here once.
+///
+/// A worker has a Service of its own. All calls come on that worker's loop, and every `done` is
+/// called there exactly once: before the call returns where nothing waits, which is nearly always,
+/// or in a later turn of the loop. Views in a request need to live during the call only. A reply is
+/// the callee's to move from; the span's memory is used again once `done` returns. `done` must not
+/// call the Service. If the node stops first, `done` is destroyed uncalled.
+class Service {
+ public:
+  using CheckDone = absl::AnyInvocable<void(std::span<Reply>)>;
+  template <typename Answer>
+  using Done = absl::AnyInvocable<void(Answer&)>;
+
+  virtual ~Service() = default;
+  /// Decides requests, each on its own, and tells all at once, in order. Several that came together
+  /// should be one call: their memory is fetched ahead.
+  virtual void check(std::span<const Request> requests, const Caller& caller, CheckDone done) = 0;
+  /// `timeout` from 0 to Limiter::kMaxHold.
+  virtual void reserve(const Request& request, Nanos timeout, const Caller& caller,
+                       Done<ReserveReply> done) = 0;
+  virtual void settle(std::string_view ticket, std::uint64_t hits, const Caller& caller,
+                      Done<SettleReply> done) = 0;
+  /// Only `most` and `term` of the terms are the client's.
+  virtual void lease(const Request& request, const LeaseTerms& terms, const Caller& caller,
+                     Done<LeaseReply> done) = 0;
+  /// The rules in force; `known` is the version that the caller has, or empty.
+  virtual void rules(std::string_view known, const Caller& caller, Done<RulesReply> done) = 0;
+  /// The node's status as JSON.
+  virtual void status(const Caller& caller, Done<std::string> done) = 0;
+};
+
+/// What an operator asks: the admin front's side of the node. On the main loop.
+class Operations {
+ public:
+  virtual ~Operations() = default;
+  virtual std::string status_json() = 0;
+  /// In the Prometheus text format.
+  virtual std::string metrics() = 0;
+  /// The process works. False: it should be restarted; says why.
+  virtual bool healthy(std::string& why) = 0;
+  /// Requests may be sent here. False: not now; says why.
+  virtual bool ready(std::string& why) = 0;
+};
+
+}  // namespace weir::node

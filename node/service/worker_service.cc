@@ -1,0 +1,293 @@
+#include <weir/node/service/worker_service.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace weir::node {
+namespace {
+
+Error stopping() {
+  return {ErrorKind::unavailable, "stopping"};
+}
+
+/// The memory of a call of more requests is not kept for the next one.
+constexpr std::size_t kKeptReplies = 256;
+
+}  // namespace
+
+/// The way back from the main loop. Tasks there hold it, and it may outlive the service: then it
+/// leads nowhere.
+struct WorkerService::Crossing {
+  Crossing(rpc::EventLoop& main_loop, rpc::EventLoop& loop) : home(main_loop, loop) {}
+  rpc::Mailbox home;  // for the main loop's thread
+};
+
+WorkerService::WorkerService(rpc::EventLoop& loop, rpc::EventLoop& main_loop, Engine& engine,
+                             Coordinator& coordinator, const MainLoopAnswers& answers,
+                             std::function<Nanos()> wall)
+    : loop_(loop),
+      engine_(engine),
+      coordinator_(coordinator),
+      state_(coordinator.state()),
+      answers_(answers),
+      wall_(std::move(wall)),
+      to_main_(loop, main_loop),
+      crossing_(std::make_shared<Crossing>(main_loop, loop)) {}
+
+WorkerService::~WorkerService() {
+  if (!uncommitted_.empty()) loop_.forget(*this);
+}
+
+/// It is not decided now, and why.
+bool WorkerService::refused(const Request& request, Nanos wall, Error& error) {
+  if (state_.stopping.load(std::memory_order_relaxed)) [[unlikely]] {
+    error = stopping();
+  } else if (engine_.overloaded(wall)) [[unlikely]] {
+    error = engine_.shed(request, wall);
+  } else {
+    error.kind = ErrorKind::none;
+  }
+  return !error.empty();
+}
+
+/// Another member may have to decide it, which the main loop finds out. Nearly always false, and
+/// then cheap.
+bool WorkerService::may_be_away(const Request& request) {
+  if (!request.id.empty() && state_.asks_for_rights.load(std::memory_order_relaxed)) return true;
+  if (!state_.has_home_rules.load(std::memory_order_relaxed)) [[likely]]
+    return false;
+  const std::shared_ptr<const RuleSet> rules = engine_.limiter().rules();
+  std::vector<std::uint32_t> matched;
+  rules->match(request, matched);
+  return std::any_of(matched.begin(), matched.end(), [&](std::uint32_t index) {
+    return rules->rules()[index].enforcement == Enforcement::home;
+  });
+}
+
+/// Others may have what is missing here.
+bool WorkerService::lacks_rights(const Decision& decision) const {
+  return !decision.allowed && state_.asks_for_rights.load(std::memory_order_relaxed) &&
+         std::any_of(decision.statuses.begin(), decision.statuses.end(),
+                     [](const RuleStatus& status) { return status.elsewhere; });
+}
+
+/// Null: so many others came into force meanwhile that they are forgotten.
+const RuleSet* WorkerService::rules_of(const Decision& decision) {
+  if (decision.version != version_) [[unlikely]] {
+    rules_ = engine_.limiter().rules(decision.version);
+    version_ = rules_ == nullptr ? 0 : decision.version;
+  }
+  return rules_.get();
+}
+
+void WorkerService::check(std::span<const Request> requests, const Caller&, CheckDone done) {
+  const Nanos wall = wall_();
+  replies_.resize(requests.size());
+  WaitingPtr waiting;
+  const std::span<const Request> here = sort_out(requests, wall, waiting);
+  if (decisions_.size() < here.size()) decisions_.resize(here.size());
+  engine_.check(here, wall, std::span(decisions_.data(), here.size()));
+  const bool all = here.size() == requests.size();
+  for (std::size_t k = 0; k < here.size(); ++k) {
+    finish(here[k], decisions_[k], all ? k : where_[k], wall, waiting);
+  }
+  if (!waiting) [[likely]] {
+    done(replies_);
+  } else {
+    waiting->replies = std::exchange(replies_, {});
+    waiting->done = std::move(done);
+  }
+  if (requests.size() > kKeptReplies) {
+    replies_ = {};
+    decisions_ = {};
+  }
+}
+
+/// Which of a call's requests are decided here: nearly always all, as they are. Others are refused,
+/// or go to the main loop.
+std::span<const Request> WorkerService::sort_out(std::span<const Request> requests, Nanos wall,
+                                                 WaitingPtr& waiting) {
+  bool all = true;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const bool not_now = refused(requests[i], wall, replies_[i].error);
+    const bool away = !not_now && may_be_away(requests[i]);
+    if (!not_now && !away) [[likely]] {
+      if (!all) keep_here(requests[i], i);
+      continue;
+    }
+    if (std::exchange(all, false)) {
+      here_.clear();
+      where_.clear();
+      for (std::size_t k = 0; k < i; ++k) keep_here(requests[k], k);
+    }
+    if (not_now) {
+      const Error why = std::move(replies_[i].error);
+      replies_[i].fail(why.kind, why.detail);
+    } else {
+      coordinator_decides(requests[i], i, waiting);
+    }
+  }
+  return all ? requests : std::span<const Request>(here_);
+}
+
+void WorkerService::keep_here(const Request& request, std::size_t index) {
+  here_.push_back(request);
+  where_.push_back(index);
+}
+
+void WorkerService::coordinator_decides(const Request& request, std::size_t index,
+                                        WaitingPtr& waiting) {
+  to_main_.send([this, item = rpc::item_of(request), done = reply_to(index, waiting)] {
+    coordinator_.check(item, done);
+  });
+}
+
+/// What was decided here, as it is told; or who else has a say.
+void WorkerService::finish(const Request& request, const Decision& decision, std::size_t index,
+                           Nanos wall, WaitingPtr& waiting) {
+  Reply& reply = replies_[index];
+  const RuleSet* rules = rules_of(decision);
+  if (rules == nullptr) [[unlikely]] {
+    return reply.fail(ErrorKind::unknown, "the rules changed too often meanwhile");
+  }
+  tell(decision, *rules, reply);
+  if (request.wants_bound) [[unlikely]]
+    tell_bound(engine_, decision, wall, reply);
+  if (lacks_rights(decision)) [[unlikely]] {
+    to_main_.send(
+        [this, item = rpc::item_of(request), decision, told = reply,
+         done = reply_to(index, waiting)] { coordinator_.pass_on(item, decision, told, done); });
+  } else if (decision.wants_commit) {
+    if (!waiting) waiting = std::make_shared<Waiting>();
+    if (waiting->uncommitted.empty()) {
+      ++waiting->open;
+      await_commit([this, call = waiting](bool durable) { committed(call, durable); });
+    }
+    ++uncommitted_requests_;
+    waiting->uncommitted.push_back({index, open_on_failure(decision, *rules)});
+  }
+}
+
+/// One reply of a call will come from the main loop: what that calls there.
+std::function<void(Reply)> WorkerService::reply_to(std::size_t index, WaitingPtr& waiting) {
+  if (!waiting) waiting = std::make_shared<Waiting>();
+  ++waiting->open;
+  return [this, index, call = waiting, way = crossing_](Reply reply) {
+    way->home.send([this, index, call, reply = std::move(reply)]() mutable {
+      call->replies[index] = std::move(reply);
+      arrived(*call);
+    });
+  };
+}
+
+void WorkerService::committed(const WaitingPtr& call, bool durable) {
+  for (const Waiting::Uncommitted& one : call->uncommitted) {
+    if (!durable) not_durable(call->replies[one.index], one.open);
+  }
+  arrived(*call);
+}
+
+void WorkerService::arrived(Waiting& call) {
+  if (--call.open == 0) call.done(call.replies);
+}
+
+/// All that is decided in this turn waits for one commit.
+void WorkerService::await_commit(std::function<void(bool)> done) {
+  if (uncommitted_.empty()) loop_.flush_later(*this);
+  uncommitted_.push_back(std::move(done));
+}
+
+void WorkerService::flush() noexcept {
+  auto batch = std::make_shared<std::vector<std::function<void(bool)>>>();
+  batch->swap(uncommitted_);
+  const std::size_t requests = std::exchange(uncommitted_requests_, 0);
+  to_main_.send([this, batch, requests, way = crossing_] {
+    coordinator_.when_durable(
+        [batch, way](bool durable) {
+          way->home.send([batch, durable] {
+            for (const auto& done : *batch) done(durable);
+          });
+        },
+        requests);
+  });
+}
+
+/// What the main loop calls with an answer that goes to `done` here.
+template <typename Answer>
+std::function<void(Answer)> WorkerService::back(Done<Answer> done) {
+  auto shared = std::make_shared<Done<Answer>>(std::move(done));
+  return [shared, way = crossing_](Answer answer) {
+    way->home.send([shared, answer = std::move(answer)]() mutable { (*shared)(answer); });
+  };
+}
+
+void WorkerService::reserve(const Request& request, Nanos timeout, const Caller&,
+                            Done<ReserveReply> done) {
+  const Nanos wall = wall_();
+  ReserveReply reply;
+  if (refused(request, wall, reply.decision.error)) return done(reply);
+  if (may_be_away(request)) {
+    to_main_.send([this, item = rpc::item_of(request), timeout, tell_it = back(std::move(done))] {
+      coordinator_.reserve(item, timeout, tell_it);
+    });
+    return;
+  }
+  Decision decision;
+  const Ticket ticket = engine_.reserve(request, wall, timeout, decision);
+  const RuleSet* rules = rules_of(decision);
+  if (rules == nullptr) {
+    reply.decision.fail(ErrorKind::unknown, "the rules changed too often meanwhile");
+    return done(reply);
+  }
+  tell(decision, *rules, reply.decision);
+  if (request.wants_bound) tell_bound(engine_, decision, wall, reply.decision);
+  reply.ticket = engine_.ticket_name(ticket);
+  // What is held is not durable; without a ticket it was counted, as by a check.
+  if (!decision.wants_commit) return done(reply);
+  ++uncommitted_requests_;
+  auto shared = std::make_shared<Done<ReserveReply>>(std::move(done));
+  await_commit([reply, shared, open = open_on_failure(decision, *rules)](bool durable) mutable {
+    if (!durable) not_durable(reply.decision, open);
+    (*shared)(reply);
+  });
+}
+
+void WorkerService::settle(std::string_view ticket, std::uint64_t hits, const Caller&,
+                           Done<SettleReply> done) {
+  SettleReply reply;
+  if (state_.stopping.load(std::memory_order_relaxed)) {
+    reply.error = stopping();
+    return done(reply);
+  }
+  const Settled settled = engine_.settle(engine_.ticket_named(ticket), hits, wall_());
+  reply.settled = settled.known;
+  reply.reserved = settled.hits;
+  reply.lapsed = settled.lapsed;
+  if (!settled.wants_commit) return done(reply);
+  ++uncommitted_requests_;
+  auto shared = std::make_shared<Done<SettleReply>>(std::move(done));
+  await_commit([reply, shared](bool durable) mutable {
+    reply.degraded = !durable;
+    (*shared)(reply);
+  });
+}
+
+void WorkerService::lease(const Request& request, const LeaseTerms& terms, const Caller&,
+                          Done<LeaseReply> done) {
+  // Where no reload can come in between. One lease stands for many requests.
+  to_main_.send([this, item = rpc::item_of(request), terms, tell_it = back(std::move(done))] {
+    coordinator_.lease(item, terms, tell_it);
+  });
+}
+
+void WorkerService::rules(std::string_view known, const Caller&, Done<RulesReply> done) {
+  to_main_.send([this, known = std::string(known), tell_it = back(std::move(done))] {
+    tell_it(answers_.rules(known));
+  });
+}
+
+void WorkerService::status(const Caller&, Done<std::string> done) {
+  to_main_.send([this, tell_it = back(std::move(done))] { tell_it(answers_.status()); });
+}
+
+}  // namespace weir::node
