@@ -268,6 +268,8 @@ class Parser {
           [&](const Node& n, Path p) {
             read_.duration(n, p, kMillisecond, kMinute, config_.max_skew);
           }},
+         {"threads", [&](const Node& n,
+                         Path p) { read_.integer(n, p, 1, kMaxThreads, config_.threads); }},
          {"max_series", [&](const Node& n,
                             Path p) { read_.integer(n, p, 1, 1'000'000'000, config_.max_series); }},
          {"populate",
@@ -365,32 +367,57 @@ class Parser {
   }
 
   void listen(const YAML::Node& node, const std::string& at) {
+    if (node.IsMap()) config_.fronts.clear();
     std::map<std::string, std::string> taken;
-    const auto one = [&](std::string& out) {
-      return [&](const YAML::Node& n, const std::string& p) {
-        std::string address;
-        read_.address(n, p, true, address);
-        if (!address.empty()) out = address;
-      };
-    };
-    read_.mapping(node, at,
-                  {{"peers", one(config_.listen_peers)},
-                   {"clients", one(config_.listen_clients)},
-                   {"http", one(config_.listen_http)}});
-    const std::pair<const char*, std::string*> all[] = {{"peers", &config_.listen_peers},
-                                                        {"clients", &config_.listen_clients},
-                                                        {"http", &config_.listen_http}};
-    for (const auto& [name, address] : all) {
-      std::string reason;
-      const std::optional<rpc::Address> parsed = rpc::parse_address(*address, reason);
-      if (!parsed || parsed->port == 0) continue;
-      const auto [other, fresh] = taken.emplace(*address, name);
-      if (!fresh) {
-        read_.error(node.Mark(), at + "." + name,
-                    fmt::format("expected an address of its own, but {} listens on {} as well",
-                                other->second, *address));
-      }
+    std::vector<Reader::Field> fields = {{"peers", [&](const YAML::Node& n, const std::string& p) {
+                                    listen_on(n, p, taken, config_.listen_peers);
+                                  }}};
+    for (std::string_view front : kFronts) {
+      fields.push_back({front.data(), [&, front](const YAML::Node& n, const std::string& p) {
+                          listen_on(n, p, std::string(front), taken);
+                        }});
     }
+    read_.mapping(node, at, fields);
+    check_free("peers", config_.listen_peers, node, at + ".peers", taken);
+  }
+
+  /// One address, or a list of them.
+  void listen_on(const YAML::Node& node, const std::string& at, const std::string& front,
+                 std::map<std::string, std::string>& taken) {
+    if (node.IsSequence() && (node.size() == 0 || node.size() > kMaxListen)) {
+      read_.error(node.Mark(), at,
+                  fmt::format("expected 1 to {} addresses, got {}", kMaxListen, node.size()));
+      return;
+    }
+    const std::size_t count = node.IsSequence() ? node.size() : 1;
+    for (std::size_t i = 0; i < count; ++i) {
+      const YAML::Node one = node.IsSequence() ? node[i] : node;
+      std::string address;
+      listen_on(one, node.IsSequence() ? fmt::format("{}[{}]", at, i) : at, taken, address);
+      if (address.empty()) continue;
+      check_free(front, address, one, at, taken);
+      config_.fronts.push_back({front, address});
+    }
+  }
+
+  void listen_on(const YAML::Node& node, const std::string& at,
+                 std::map<std::string, std::string>&, std::string& out) {
+    std::string address;
+    read_.address(node, at, true, address);
+    if (!address.empty()) out = address;
+  }
+
+  /// No two of them listen on one address. Port 0 is a free one each time.
+  void check_free(const std::string& name, const std::string& address, const YAML::Node& node,
+                  const std::string& at, std::map<std::string, std::string>& taken) {
+    std::string reason;
+    const std::optional<rpc::Address> parsed = rpc::parse_address(address, reason);
+    if (!parsed || parsed->port == 0) return;
+    const auto [other, fresh] = taken.emplace(address, name);
+    if (fresh) return;
+    read_.error(node.Mark(), at,
+                fmt::format("expected an address of its own, but {} listens on {} as well",
+                            other->second, address));
   }
 
   /// A number, or a list of changes.
@@ -456,8 +483,6 @@ class Parser {
               read_.address(n, p, false, peer.address);
             },
             true},
-           {"client", [&](const YAML::Node& n,
-                          const std::string& p) { read_.address(n, p, false, peer.client); }},
            {"weight",
             [&](const YAML::Node& n, const std::string& p) { weight(n, p, peer.weights); }}});
       peer.line = node[i].Mark().line + 1;
@@ -596,14 +621,6 @@ class Parser {
         }
       }
       for (std::size_t j = 0; j < i; ++j) {
-        if (!peer.client.empty() && peer.client == config_.peers[j].client) {
-          read_.error(mark.node.Mark(), mark.path + ".client",
-                      fmt::format("expected an address of its own, but {} has {} as well",
-                                  peer_marks_[j].path, peer.client));
-          break;
-        }
-      }
-      for (std::size_t j = 0; j < i; ++j) {
         if (!peer.address.empty() && peer.address == config_.peers[j].address) {
           read_.error(mark.node.Mark(), mark.path + ".address",
                       fmt::format("expected an address of its own, but {} has {} as well",
@@ -725,21 +742,19 @@ LoadedConfig parse_config(std::string_view yaml, const std::string& file) {
   return out;
 }
 
-std::vector<ConfigError> missing_for(const RuleSet& rules, const NodeConfig& config) {
-  std::vector<ConfigError> errors;
-  const auto home = std::find_if(rules.rules().begin(), rules.rules().end(), [](const Rule& rule) {
-    return rule.enforcement == Enforcement::home;
-  });
-  if (home == rules.rules().end()) return errors;
-  for (std::size_t i = 0; i < config.peers.size(); ++i) {
-    const PeerConfig& peer = config.peers[i];
-    if (!peer.client.empty()) continue;
-    errors.push_back({config.file, peer.line, peer.column, fmt::format("peers[{}].client", i),
-                      fmt::format("expected the address of its client port, such as "
-                                  "10.2.0.1:7401, since rule \"{}\" has enforcement: home",
-                                  home->name)});
+std::string unsuitable(const RuleSet& rules, const NodeConfig& config) {
+  for (const Rule& rule : rules.rules()) {
+    // Rights that are kept in memory end with it: no more of them are spent than there are.
+    const bool in_memory =
+        rule.durability == Durability::async ||
+        (rule.enforcement == Enforcement::escrow && rule.durability == Durability::reserve);
+    if (config.storage || in_memory) continue;
+    return fmt::format("rule \"{}\" wants {}, but storage is none", rule.name,
+                       rule.enforcement == Enforcement::home
+                           ? "enforcement: home, which is durable"
+                           : fmt::format("durability: {}", to_string(rule.durability)));
   }
-  return errors;
+  return {};
 }
 
 LoadedConfig load_config(const std::string& path) {

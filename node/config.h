@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -20,8 +21,6 @@ namespace weir::node {
 struct PeerConfig {
   crdt::Member member;
   std::string address;  ///< literal, "10.0.0.2:7400"
-  /// Of its client port, where requests of home rules are forwarded to; empty: not told.
-  std::string client = {};
   std::vector<crdt::WeightChange> weights = {{}};  ///< its part of escrow rules' limits
   int line = 0;                                    ///< where the file names it
   int column = 0;
@@ -44,6 +43,15 @@ struct HttpConfig {
   std::size_t max_body = 64u << 10;  ///< bytes
 };
 
+/// Names of fronts in `listen`, in the order in which they start. node/fronts/factory.cc makes them.
+inline constexpr std::array<std::string_view, 3> kFronts = {"admin", "clients", "http"};
+
+/// One address that a front listens on.
+struct ListenConfig {
+  std::string front;  ///< of kFronts
+  std::string address;
+};
+
 /// node.yaml (docs/configuration.md has every field), checked. Paths are absolute or relative to
 /// the working directory: those of the file have its folder in front. Addresses are literal.
 struct NodeConfig {
@@ -51,8 +59,10 @@ struct NodeConfig {
   std::string secret;  ///< at least kMinSecret bytes; empty only if there are no peers
   crdt::Member self;
   std::string listen_peers = "127.0.0.1:7400";
-  std::string listen_clients = "127.0.0.1:7401";
-  std::string listen_http = "127.0.0.1:7402";
+  /// Fronts and their addresses. A front that `listen` does not name does not listen.
+  std::vector<ListenConfig> fronts = {
+      {"admin", "127.0.0.1:7403"}, {"clients", "127.0.0.1:7401"}, {"http", "127.0.0.1:7402"}};
+  unsigned threads = 0;  ///< workers that answer requests; 0: as many as there are cores
   std::vector<PeerConfig> peers;                   ///< every other member of the cluster
   std::vector<crdt::WeightChange> weights = {{}};  ///< this node's part, as its peers know it
   std::string rules;
@@ -80,6 +90,8 @@ struct NodeConfig {
 inline constexpr std::size_t kMinSecret = 16;
 inline constexpr std::size_t kMaxSecret = 4096;
 inline constexpr std::size_t kMaxPeers = 15;
+inline constexpr unsigned kMaxThreads = 256;
+inline constexpr std::size_t kMaxListen = 16;  ///< addresses of one front
 inline constexpr std::uint32_t kMaxWeight = 1'000'000;
 inline constexpr std::size_t kMaxWeightChanges = 64;
 
@@ -105,9 +117,8 @@ LoadedConfig parse_config(std::string_view yaml, const std::string& file);
 /// The same from a file; one that cannot be read, or is larger than 1 MiB, is an error.
 LoadedConfig load_config(const std::string& path);
 
-/// What these rules need of a configuration and it does not have: each home rule may be decided by
-/// any peer, whose client address must then be known.
-std::vector<ConfigError> missing_for(const RuleSet& rules, const NodeConfig& config);
+/// Which promise of these rules a node with this configuration cannot keep; empty: it keeps all.
+std::string unsuitable(const RuleSet& rules, const NodeConfig& config);
 
 /// "64GiB", "512MiB", "64KiB", "4096". False if `text` is anything else, or above 2^63.
 bool parse_size(std::string_view text, std::uint64_t& out);

@@ -49,8 +49,11 @@ int main(int argc, char** argv) {
   }
   weir::LoadedRules rules = weir::load_rules(loaded.config->rules);
   if (!rules.rules) return report(rules.errors);
-  auto missing = weir::node::missing_for(*rules.rules, *loaded.config);
-  if (!missing.empty()) return report(missing);
+  const std::string unsuitable = weir::node::unsuitable(*rules.rules, *loaded.config);
+  if (!unsuitable.empty()) {
+    fmt::print(stderr, "{}: {}\n", path, unsuitable);
+    return kUsage;
+  }
   if (validate) return 0;
 
   if (sodium_init() < 0) {

@@ -34,6 +34,14 @@ std::optional<Address> parse_address(std::string_view text, std::string& error) 
   return out;
 }
 
+std::string with_port(const std::string& text, std::uint16_t port) {
+  std::string unused;
+  std::optional<Address> address = parse_address(text, unused);
+  if (!address) return text;
+  address->port = port;
+  return to_string(*address);
+}
+
 std::string host_of(const Address& address) {
   char text[INET6_ADDRSTRLEN] = {};
   ::inet_ntop(address.v6 ? AF_INET6 : AF_INET, address.ip.data(), text, sizeof text);

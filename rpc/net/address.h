@@ -25,7 +25,10 @@ std::optional<Address> parse_address(std::string_view text, std::string& error);
 /// The text that parse_address reads back.
 std::string to_string(const Address& address);
 
-/// The same without the port, and without brackets.
+/// An address that parse_address reads, with another port.
+std::string with_port(const std::string& address, std::uint16_t port);
+
+/// The text without the port, and without brackets.
 std::string host_of(const Address& address);
 
 /// Fills `out` and returns its length.

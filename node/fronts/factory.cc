@@ -1,0 +1,58 @@
+#include <weir/node/fronts/factory.h>
+
+#include <algorithm>
+#include <array>
+
+#include <weir/node/fronts/admin/admin_front.h>
+#include <weir/node/fronts/capnp/capnp_front.h>
+#include <weir/node/fronts/http/http_front.h>
+
+namespace weir::node {
+namespace {
+
+using Made = std::unique_ptr<Front>;
+
+struct Kind {
+  std::string_view name;
+  FrontPlace place;
+  Made (*make)(const FrontContext&);
+};
+
+/// One line a protocol.
+constexpr std::array kKinds = {
+    Kind{"admin", FrontPlace::main_loop,
+         [](const FrontContext& c) -> Made {
+           return std::make_unique<AdminFront>(c.loop, *c.operations);
+         }},
+    Kind{"clients", FrontPlace::worker,
+         [](const FrontContext& c) -> Made {
+           return std::make_unique<CapnpFront>(c.loop, *c.service);
+         }},
+    Kind{"http", FrontPlace::worker,
+         [](const FrontContext& c) -> Made {
+           return std::make_unique<HttpFront>(c.loop, *c.service, c.config.http, c.wall);
+         }},
+};
+
+constexpr bool same_names() {
+  return std::equal(kKinds.begin(), kKinds.end(), kFronts.begin(), kFronts.end(),
+                    [](const Kind& kind, std::string_view name) { return kind.name == name; });
+}
+static_assert(same_names(), "kFronts of node/config.h, in the same order");
+
+const Kind& kind_of(std::string_view name) {
+  return *std::find_if(kKinds.begin(), kKinds.end(),
+                       [&](const Kind& kind) { return kind.name == name; });
+}
+
+}  // namespace
+
+FrontPlace place_of(std::string_view name) {
+  return kind_of(name).place;
+}
+
+std::unique_ptr<Front> make_front(std::string_view name, const FrontContext& context) {
+  return kind_of(name).make(context);
+}
+
+}  // namespace weir::node
