@@ -60,7 +60,28 @@ Listener::Listener(EventLoop& loop, std::size_t max_connections, OnAccept on_acc
                    AcceptCall accept_call)
     : loop_(loop),
       max_connections_(max_connections),
-      on_accept_(kj::mv(on_accept)),
+      on_socket_([this, on_accept = kj::mv(on_accept)](kj::AutoCloseFd socket,
+                                                       const Address& from) mutable {
+        if (*connections_ >= max_connections_) {
+          ++counters_.turned_away;
+          return;
+        }
+        auto stream = kj::heap<UvStream>(loop_, kj::mv(socket));
+        ++*connections_;
+        ++counters_.accepted;
+        on_accept(stream.attach(kj::defer([count = connections_] { --*count; })), from);
+      }),
+      accept_call_(accept_call),
+      connections_(std::make_shared<std::size_t>(0)) {}
+
+Listener::Listener(EventLoop& loop, OnSocket on_socket, AcceptCall accept_call)
+    : loop_(loop),
+      max_connections_(0),
+      on_socket_([this, on_socket = kj::mv(on_socket)](kj::AutoCloseFd socket,
+                                                       const Address& from) mutable {
+        ++counters_.accepted;
+        on_socket(kj::mv(socket), from);
+      }),
       accept_call_(accept_call),
       connections_(std::make_shared<std::size_t>(0)) {}
 
@@ -111,19 +132,10 @@ void Listener::accept_some() {
       return pause();
     }
     kj::AutoCloseFd fd(raw);
-    if (*connections_ >= max_connections_) {
-      ++counters_.turned_away;
-      continue;
-    }
     keep_alive(raw);
     // Called by libuv: nothing may be thrown through it.
-    auto failed = kj::runCatchingExceptions([&] {
-      auto stream = kj::heap<UvStream>(loop_, kj::mv(fd));
-      ++*connections_;
-      ++counters_.accepted;
-      on_accept_(stream.attach(kj::defer([count = connections_] { --*count; })),
-                 from_sockaddr(from));
-    });
+    auto failed =
+        kj::runCatchingExceptions([&] { on_socket_(kj::mv(fd), from_sockaddr(from)); });
     KJ_IF_MAYBE (e, failed) {
       ++counters_.failures;
       KJ_LOG(ERROR, "an accepted connection could not be set up", *e);

@@ -36,6 +36,8 @@ class Listener {
   /// Given each accepted stream and the address it comes from. The connection counts against the
   /// maximum until the stream is destroyed.
   using OnAccept = kj::Function<void(kj::Own<UvStream> stream, const Address& from)>;
+  /// Given each accepted socket, non-blocking, of whoever counts connections on his own.
+  using OnSocket = kj::Function<void(kj::AutoCloseFd socket, const Address& from)>;
 
   struct Counters {
     std::uint64_t accepted = 0;
@@ -48,6 +50,7 @@ class Listener {
 
   Listener(EventLoop& loop, std::size_t max_connections, OnAccept on_accept,
            AcceptCall accept_call = &::accept4);
+  Listener(EventLoop& loop, OnSocket on_socket, AcceptCall accept_call = &::accept4);
   ~Listener();
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
@@ -73,7 +76,7 @@ class Listener {
 
   EventLoop& loop_;
   std::size_t max_connections_;
-  OnAccept on_accept_;
+  OnSocket on_socket_;
   AcceptCall accept_call_;
   Address address_;
   kj::AutoCloseFd fd_;

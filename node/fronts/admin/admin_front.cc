@@ -1,0 +1,106 @@
+#include <weir/node/fronts/admin/admin_front.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include <weir/node/fronts/http/http_json.h>
+#include <weir/node/fronts/http/http_listener.h>
+#include <weir/node/fronts/http/http_server.h>
+
+namespace weir::node {
+namespace {
+
+/// Scrapers and probes are few.
+constexpr std::size_t kMaxConnections = 64;
+constexpr std::string_view kText = "text/plain; charset=utf-8";
+
+struct Endpoint {
+  std::string_view path;
+  void (*answer)(Operations&, HttpExchange&);
+};
+
+void answer_probe(HttpExchange& exchange, bool good, const char* title, const std::string& why) {
+  if (good) return exchange.respond(200, kText, "ok\n");
+  respond_problem(exchange, 503, title, why);
+}
+
+/// One line an endpoint.
+constexpr std::array<Endpoint, 4> kEndpoints = {{
+    {"/v1/status",
+     [](Operations& node, HttpExchange& exchange) {
+       exchange.respond(200, "application/json", node.status_json());
+     }},
+    {"/metrics",
+     [](Operations& node, HttpExchange& exchange) {
+       exchange.respond(200, "text/plain; version=0.0.4; charset=utf-8", node.metrics());
+     }},
+    {"/healthz",
+     [](Operations& node, HttpExchange& exchange) {
+       std::string why;
+       const bool good = node.healthy(why);
+       answer_probe(exchange, good, "Not healthy", why);
+     }},
+    {"/readyz",
+     [](Operations& node, HttpExchange& exchange) {
+       std::string why;
+       const bool good = node.ready(why);
+       answer_probe(exchange, good, "Not ready", why);
+     }},
+}};
+
+HttpServerOptions options() {
+  HttpServerOptions out;
+  out.max_body = 1024;
+  // Answers are large: one at a time.
+  out.max_batch = 1;
+  return out;
+}
+
+}  // namespace
+
+struct AdminFront::Impl final : HttpServer::Handler {
+  Impl(rpc::EventLoop& loop, Operations& node)
+      : operations(node),
+        listener(loop, options(), *this, std::make_shared<ConnectionBudget>(kMaxConnections)) {}
+
+  void handle(std::span<HttpExchange* const> batch) override {
+    for (HttpExchange* exchange : batch) answer(*exchange);
+  }
+
+  void answer(HttpExchange& exchange) {
+    const auto endpoint =
+        std::find_if(kEndpoints.begin(), kEndpoints.end(),
+                     [&](const Endpoint& one) { return one.path == exchange.path(); });
+    if (endpoint == kEndpoints.end()) {
+      return respond_problem(exchange, 404, "Not found", "There is no such endpoint.");
+    }
+    if (exchange.method() != "GET" && exchange.method() != "HEAD") {
+      return respond_problem(exchange, 405, "Method not allowed", "Expected GET, HEAD.",
+                             "Allow: GET, HEAD\r\n");
+    }
+    endpoint->answer(operations, exchange);
+  }
+
+  Operations& operations;
+  HttpListener listener;
+};
+
+AdminFront::AdminFront(rpc::EventLoop& loop, Operations& operations)
+    : impl_(std::make_unique<Impl>(loop, operations)) {}
+
+AdminFront::~AdminFront() = default;
+
+bool AdminFront::start(const std::string& address, rpc::Sharing sharing, std::string& error) {
+  return impl_->listener.start(address, sharing, error);
+}
+
+std::uint16_t AdminFront::port() const {
+  return impl_->listener.port();
+}
+
+void AdminFront::stop() {
+  impl_->listener.stop();
+}
+
+}  // namespace weir::node

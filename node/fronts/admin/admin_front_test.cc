@@ -1,0 +1,87 @@
+#include <weir/node/fronts/admin/admin_front.h>
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <functional>
+#include <string>
+
+#include <weir/rpc/net/test_util.h>
+
+namespace weir::node {
+namespace {
+
+struct Node final : Operations {
+  std::string status_json() override { return R"({"region":"eu"})"; }
+  std::string metrics() override { return "weir_series 3\n"; }
+  bool healthy(std::string& why) override {
+    why = "storage failed: \"disk\"";
+    return good;
+  }
+  bool ready(std::string& why) override {
+    why = "stopping";
+    return good;
+  }
+  bool good = true;
+};
+
+class AdminFrontTest : public testing::Test {
+ protected:
+  ~AdminFrontTest() noexcept override {}
+  void SetUp() override {
+    std::string error;
+    ASSERT_TRUE(front_.start("127.0.0.1:0", rpc::Sharing::alone, error)) << error;
+  }
+  void TearDown() override {
+    front_.stop();
+    rpc::test::turn(loop_, 2);
+  }
+
+  /// The whole answer to one request, after which the connection closes.
+  std::string ask(const std::string& line) {
+    rpc::test::RawSocket socket(rpc::test::local(front_.port()));
+    const std::string text = line + " HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n";
+    socket.send({text.begin(), text.end()});
+    std::string answer;
+    rpc::test::eventually(loop_, [&] {
+      char buffer[4096];
+      const ssize_t got = ::recv(socket.fd(), buffer, sizeof buffer, MSG_DONTWAIT);
+      if (got > 0) answer.append(buffer, static_cast<std::size_t>(got));
+      return got == 0;
+    });
+    return answer;
+  }
+
+  rpc::EventLoop loop_;
+  Node node_;
+  AdminFront front_{loop_, node_};
+};
+
+TEST_F(AdminFrontTest, AnswersOperators) {
+  EXPECT_NE(ask("GET /v1/status").find("{\"region\":\"eu\"}"), std::string::npos);
+  const std::string metrics = ask("GET /metrics");
+  EXPECT_NE(metrics.find("text/plain; version=0.0.4"), std::string::npos) << metrics;
+  EXPECT_NE(metrics.find("\r\n\r\nweir_series 3\n"), std::string::npos) << metrics;
+  EXPECT_EQ(ask("HEAD /metrics").find("weir_series"), std::string::npos);
+}
+
+TEST_F(AdminFrontTest, ProbesSayWhy) {
+  EXPECT_EQ(ask("GET /healthz").find("HTTP/1.1 200"), 0u);
+  EXPECT_EQ(ask("GET /readyz").find("HTTP/1.1 200"), 0u);
+  node_.good = false;
+  const std::string unhealthy = ask("GET /healthz");
+  EXPECT_EQ(unhealthy.find("HTTP/1.1 503"), 0u);
+  EXPECT_NE(unhealthy.find(R"(storage failed: \"disk\")"), std::string::npos) << unhealthy;
+  EXPECT_NE(ask("GET /readyz").find("stopping"), std::string::npos);
+}
+
+TEST_F(AdminFrontTest, NothingElse) {
+  EXPECT_EQ(ask("GET /v1/check").find("HTTP/1.1 404"), 0u);
+  const std::string post = ask("POST /metrics");
+  EXPECT_EQ(post.find("HTTP/1.1 405"), 0u);
+  EXPECT_NE(post.find("Allow: GET, HEAD\r\n"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace weir::node

@@ -1,0 +1,36 @@
+#include <weir/node/fronts/http/http_listener.h>
+
+#include <utility>
+
+#include <weir/node/fronts/http/http_json.h>
+
+namespace weir::node {
+
+HttpListener::HttpListener(rpc::EventLoop& loop, HttpServerOptions options,
+                           HttpServer::Handler& handler, std::shared_ptr<ConnectionBudget> budget)
+    : streams_(loop.uv()),
+      server_(streams_, std::move(options), handler, std::move(budget)),
+      listener_(loop, [this](kj::AutoCloseFd socket, const rpc::Address& from) {
+        server_.accept(socket.release(), from);
+      }) {}
+
+bool HttpListener::start(const std::string& address, rpc::Sharing sharing, std::string& error) {
+  return listener_.open(address, sharing, error);
+}
+
+void HttpListener::drain() {
+  listener_.close();
+  server_.drain();
+}
+
+void HttpListener::stop() {
+  listener_.close();
+  server_.stop();
+}
+
+void respond_problem(HttpExchange& exchange, unsigned status, std::string_view title,
+                     std::string_view detail, std::string_view fields) {
+  exchange.respond(status, "application/problem+json", problem_json(status, title, detail), fields);
+}
+
+}  // namespace weir::node
