@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <set>
@@ -14,10 +12,13 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <yaml-cpp/yaml.h>
 
-#include <weir/limits/rules/rules_yaml.h>
-#include <weir/node/utf8.h>
+#include <weir/limits/text/duration.h>
+#include <weir/limits/text/size.h>
+#include <weir/limits/text/utf8.h>
+#include <weir/limits/yaml/read_file.h>
+#include <weir/limits/yaml/reader.h>
+#include <weir/limits/yaml/tree.h>
 #include <weir/rpc/net/address.h>
 
 namespace weir::node {
@@ -26,617 +27,453 @@ namespace {
 constexpr std::size_t kMaxFile = 1u << 20;
 constexpr std::size_t kMaxName = 64;
 constexpr std::size_t kMaxPath = 4096;
+constexpr std::size_t kMaxProblems = 1000;
 
-struct Unit {
-  std::string_view name;
-  std::uint64_t bytes;
-};
-constexpr Unit kUnits[] = {
-    {"TiB", 1ull << 40}, {"GiB", 1ull << 30}, {"MiB", 1ull << 20}, {"KiB", 1ull << 10}, {"B", 1}};
+using yaml::Value;
 
-bool parse_uint(std::string_view text, std::uint64_t& out) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
-// What stands there, for a message: short, printable, on one line.
-std::string shown(const YAML::Node& node) {
-  if (!node.IsDefined() || node.IsNull()) return "nothing";
-  if (node.IsMap()) return "a mapping";
-  if (node.IsSequence()) return "a list";
-  std::string text = to_valid_utf8(utf8_prefix(node.Scalar(), 80));
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < ' ' || c == '\x7F') c = ' ';
-  }
-  return fmt::format("'{}'{}", text, node.Scalar().size() > 80 ? "…" : "");
-}
-
-class Reader {
+/// Of ConfigError::expected.
+class ConfigWording final : public yaml::Wording {
  public:
-  Reader(std::string file, std::vector<ConfigError>& errors)
-      : file_(std::move(file)), errors_(errors) {}
-
-  struct Field {
-    const char* name;
-    std::function<void(const YAML::Node&, const std::string& path)> read;
-    bool required = false;
-  };
-
-  void error(const YAML::Mark& mark, const std::string& field, std::string expected) {
-    errors_.push_back({file_, mark.is_null() ? 1 : mark.line + 1,
-                       mark.is_null() ? 1 : mark.column + 1, field, std::move(expected)});
+  std::string expected(std::string_view what) const override {
+    return fmt::format("expected {}", what);
   }
-  void error(const YAML::Node& node, const std::string& field, const std::string& expected) {
-    error(node.Mark(), field, fmt::format("expected {}, got {}", expected, shown(node)));
+  std::string expected(std::string_view what, const yaml::Node& got) const override {
+    return fmt::format("expected {}, got {}", what, shown(got));
   }
-
-  // Reads a mapping: known fields in document order, every other one is an error.
-  void mapping(const YAML::Node& node, const std::string& path, const std::vector<Field>& known) {
-    std::vector<std::string_view> names;
-    for (const Field& field : known) names.push_back(field.name);
-    if (!node.IsMap()) {
-      error(node, path, fmt::format("a mapping with the fields {}", fmt::join(names, ", ")));
-      return;
-    }
-    std::set<std::string> seen;
-    for (const auto& entry : node) {
-      if (!entry.first.IsScalar()) {
-        error(entry.first, path, "a field name");
-        continue;
-      }
-      const std::string& name = entry.first.Scalar();
-      const std::string at = join(path, to_valid_utf8(utf8_prefix(name, 80)));
-      const auto field =
-          std::find_if(known.begin(), known.end(), [&](const Field& f) { return name == f.name; });
-      if (field == known.end()) {
-        error(entry.first.Mark(), at,
-              fmt::format("unknown field; expected one of {}", fmt::join(names, ", ")));
-      } else if (!seen.insert(name).second) {
-        error(entry.first.Mark(), at, "repeated field; expected it once");
-      } else if (entry.second.IsNull()) {
-        // The parser puts what is not there at the next token, which may be lines away.
-        error(entry.first.Mark(), at, "expected a value, got nothing");
-      } else {
-        field->read(entry.second, at);
-      }
-    }
-    for (const Field& field : known) {
-      if (field.required && !seen.contains(field.name)) {
-        error(node.Mark(), join(path, field.name), "required field is missing");
-      }
-    }
+  std::string a_map(yaml::Words fields) const override {
+    return fmt::format("a mapping with the fields {}", fmt::join(fields, ", "));
   }
-
-  bool text(const YAML::Node& node, const std::string& path, const std::string& what,
-            std::size_t max, std::string& out) {
-    if (!node.IsScalar() || node.Scalar().empty() || node.Scalar().size() > max ||
-        node.Scalar().find('\0') != std::string::npos) {
-      error(node, path, fmt::format("{} of 1 to {} bytes", what, max));
-      return false;
-    }
-    out = node.Scalar();
-    return true;
+  std::string_view a_key() const override { return "a field name"; }
+  std::string an_integer(bool, std::uint64_t low, std::uint64_t high) const override {
+    return fmt::format("an integer from {} to {}", low, high);
   }
-
-  void name(const YAML::Node& node, const std::string& path, std::string& out) {
-    const auto allowed = [](char c) {
-      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-             c == '-' || c == '_' || c == '.';
-    };
-    if (!node.IsScalar() || node.Scalar().empty() || node.Scalar().size() > kMaxName ||
-        !std::all_of(node.Scalar().begin(), node.Scalar().end(), allowed)) {
-      error(node, path,
-            fmt::format("a name of 1 to {} letters, digits, '-', '_' or '.'", kMaxName));
-      return;
-    }
-    out = node.Scalar();
+  std::string not_one_of(yaml::Words words, const yaml::Node& got) const override {
+    return expected(fmt::format("one of {}", fmt::join(words, ", ")), got);
   }
-
-  void address(const YAML::Node& node, const std::string& path, bool any_port, std::string& out) {
-    std::optional<rpc::Address> parsed;
-    std::string reason;
-    if (node.IsScalar()) parsed = rpc::parse_address(node.Scalar(), reason);
-    if (!parsed || (!any_port && parsed->port == 0)) {
-      error(node, path, "a literal address and a port, such as 127.0.0.1:7400 or [::1]:7400");
-      return;
-    }
-    out = rpc::to_string(*parsed);
+  std::string unknown_field(std::string_view, yaml::Words known) const override {
+    return fmt::format("unknown field; expected one of {}", fmt::join(known, ", "));
   }
-
-  void duration(const YAML::Node& node, const std::string& path, Nanos low, Nanos high,
-                Nanos& out) {
-    Nanos value = 0;
-    if (!node.IsScalar() || !parse_duration(node.Scalar(), value) || value < low || value > high) {
-      error(node, path,
-            fmt::format("a duration from {} to {}", format_duration(low), format_duration(high)));
-      return;
-    }
-    out = value;
+  std::string repeated(std::string_view kind, yaml::Position) const override {
+    return fmt::format("repeated {}; expected it once", kind);
   }
-
-  template <typename T>
-  void integer(const YAML::Node& node, const std::string& path, std::uint64_t low,
-               std::uint64_t high, T& out) {
-    std::uint64_t value = 0;
-    if (!node.IsScalar() || !parse_uint(node.Scalar(), value) || value < low || value > high) {
-      error(node, path, fmt::format("an integer from {} to {}", low, high));
-      return;
-    }
-    out = static_cast<T>(value);
-  }
-
-  template <typename T>
-  void size(const YAML::Node& node, const std::string& path, std::uint64_t low, std::uint64_t high,
-            std::uint64_t multiple, T& out) {
-    std::uint64_t value = 0;
-    if (!node.IsScalar() || !parse_size(node.Scalar(), value) || value < low || value > high ||
-        value % multiple != 0) {
-      std::string expected =
-          fmt::format("a size from {} to {}", format_size(low), format_size(high));
-      if (multiple > 1) expected += fmt::format(", a multiple of {}", format_size(multiple));
-      error(node, path, expected);
-      return;
-    }
-    out = static_cast<T>(value);
-  }
-
-  template <typename T>
-  void choice(const YAML::Node& node, const std::string& path,
-              const std::vector<std::pair<std::string_view, T>>& choices, T& out) {
-    std::vector<std::string_view> names;
-    for (const auto& [choice_name, value] : choices) {
-      if (node.IsScalar() && node.Scalar() == choice_name) {
-        out = value;
-        return;
-      }
-      names.push_back(choice_name);
-    }
-    error(node, path, fmt::format("one of {}", fmt::join(names, ", ")));
-  }
+  std::string missing(std::string_view) const override { return "required field is missing"; }
+  std::string_view no_value() const override { return "expected a value, got nothing"; }
 
  private:
-  static std::string join(const std::string& path, const std::string& name) {
-    return path.empty() ? name : path + "." + name;
+  static std::string shown(const yaml::Node& node) {
+    if (node.tagged) return "one with a YAML tag";
+    switch (node.kind) {
+      case yaml::Node::Kind::null:
+        return "nothing";
+      case yaml::Node::Kind::list:
+        return "a list";
+      case yaml::Node::Kind::map:
+        return "a mapping";
+      case yaml::Node::Kind::scalar:
+        break;
+    }
+    return internal::quoted_text(node.text, '\'');
   }
-
-  const std::string file_;
-  std::vector<ConfigError>& errors_;
 };
 
 // A whole small file. False with the reason.
-bool read_file(const std::string& path, std::size_t max, std::string& out, std::string& error) {
-  std::error_code code;
-  if (std::filesystem::is_directory(path, code)) {
-    error = "it is a directory";
-    return false;
+bool read_file(const std::string& path, std::size_t max, std::string& out, std::string& reason) {
+  const int error = internal::read_file(path, max, out);
+  if (error == EISDIR) {
+    reason = "it is a directory";
+  } else if (error == EFBIG) {
+    reason = fmt::format("larger than {}", format_size(max));
+  } else if (error != 0) {
+    reason = std::strerror(error);
   }
-  errno = 0;
-  std::ifstream in(path, std::ios::binary);
-  if (!in) {
-    error = errno != 0 ? std::strerror(errno) : "cannot be opened";
-    return false;
-  }
-  out.resize(max + 1);
-  in.read(out.data(), static_cast<std::streamsize>(out.size()));
-  if (in.bad()) {
-    error = "cannot be read";
-    return false;
-  }
-  out.resize(static_cast<std::size_t>(in.gcount()));
-  if (out.size() > max) {
-    error = fmt::format("larger than {}", format_size(max));
-    return false;
-  }
-  return true;
+  return error == 0;
 }
+
+/// What Field::required says here: which one it is stands in front.
+constexpr std::string_view kRequired = "it";
 
 class Parser {
  public:
-  Parser(const std::string& file, std::vector<ConfigError>& errors)
-      : folder_(std::filesystem::path(file).parent_path()), read_(file, errors) {}
+  Parser(const std::string& file, const yaml::Tree& tree, std::vector<yaml::Problem>& problems)
+      : folder_(std::filesystem::path(file).parent_path()),
+        read_(tree, wording_, problems, kMaxProblems) {}
 
-  NodeConfig parse(const YAML::Node& root) {
-    using Node = YAML::Node;
-    using Path = const std::string&;
+  NodeConfig parse(const Value& root) {
     read_.mapping(
-        root, "",
-        {{"cluster", [&](const Node& n, Path p) { cluster(n, p); }, true},
-         {"region", [&](const Node& n, Path p) { read_.name(n, p, config_.self.region); }, true},
-         {"node", [&](const Node& n, Path p) { read_.name(n, p, config_.self.node); }, true},
-         {"listen", [&](const Node& n, Path p) { listen(n, p); }},
-         {"weight", [&](const Node& n, Path p) { weight(n, p, config_.weights); }},
-         {"peers", [&](const Node& n, Path p) { peers(n, p); }},
-         {"rules", [&](const Node& n, Path p) { path(n, p, config_.rules); }, true},
-         {"storage", [&](const Node& n, Path p) { storage(n, p); }, true},
-         {"sync_interval",
-          [&](const Node& n, Path p) {
-            read_.duration(n, p, 10 * kMillisecond, kMinute, config_.sync_interval);
-          }},
+        root,
+        {{"cluster", [this](const Value& v) { return cluster(v); }, kRequired},
+         {"region", [this](const Value& v) { return name(v, config_.self.region); }, kRequired},
+         {"node", [this](const Value& v) { return name(v, config_.self.node); }, kRequired},
+         {"listen", [this](const Value& v) { return listen(v); }},
+         {"weight", [this](const Value& v) { return weight(v, config_.weights); }},
+         {"peers", [this](const Value& v) { return peers(v); }},
+         {"rules", [this](const Value& v) { return path(v, config_.rules); }, kRequired},
+         {"storage", [this](const Value& v) { return storage(v); }, kRequired},
+         {"sync_interval", duration(10 * kMillisecond, kMinute, config_.sync_interval)},
          {"anti_entropy_interval",
-          [&](const Node& n, Path p) {
-            read_.duration(n, p, 100 * kMillisecond, kHour, config_.anti_entropy_interval);
-          }},
-         {"commit_interval",
-          [&](const Node& n, Path p) {
-            read_.duration(n, p, kMillisecond, kSecond, config_.commit_interval);
-          }},
-         {"max_commit_wait",
-          [&](const Node& n, Path p) {
-            read_.duration(n, p, 10 * kMillisecond, kMinute, config_.max_commit_wait);
-          }},
-         {"max_skew",
-          [&](const Node& n, Path p) {
-            read_.duration(n, p, kMillisecond, kMinute, config_.max_skew);
-          }},
-         {"threads", [&](const Node& n,
-                         Path p) { read_.integer(n, p, 1, kMaxThreads, config_.threads); }},
-         {"max_series", [&](const Node& n,
-                            Path p) { read_.integer(n, p, 1, 1'000'000'000, config_.max_series); }},
+          duration(100 * kMillisecond, kHour, config_.anti_entropy_interval)},
+         {"commit_interval", duration(kMillisecond, kSecond, config_.commit_interval)},
+         {"max_commit_wait", duration(10 * kMillisecond, kMinute, config_.max_commit_wait)},
+         {"max_skew", duration(kMillisecond, kMinute, config_.max_skew)},
+         {"threads", integer(1, kMaxThreads, config_.threads)},
+         {"max_series", integer(1, 1'000'000'000, config_.max_series)},
          {"populate",
-          [&](const Node& n, Path p) {
-            read_.choice<bool>(n, p, {{"true", true}, {"false", false}}, config_.populate);
+          [this](const Value& v) {
+            return read_.choice<bool>(v, {{"true", true}, {"false", false}}, config_.populate);
           }},
-         {"max_request_ids",
-          [&](const Node& n, Path p) {
-            read_.integer(n, p, 0, 100'000'000, config_.max_request_ids);
-          }},
-         {"request_id_ttl",
-          [&](const Node& n, Path p) {
-            read_.duration(n, p, kSecond, kDay, config_.request_id_ttl);
-          }},
-         {"max_tickets",
-          [&](const Node& n, Path p) { read_.integer(n, p, 0, 100'000'000, config_.max_tickets); }},
-         {"log", [&](const Node& n, Path p) { log(n, p); }},
-         {"http", [&](const Node& n, Path p) { http(n, p); }},
-         {"home", [&](const Node& n, Path p) { home(n, p); }}});
-    check_members(root);
+         {"max_request_ids", integer(0, 100'000'000, config_.max_request_ids)},
+         {"request_id_ttl", duration(kSecond, kDay, config_.request_id_ttl)},
+         {"max_tickets", integer(0, 100'000'000, config_.max_tickets)},
+         {"log", [this](const Value& v) { return log(v); }},
+         {"http", [this](const Value& v) { return http(v); }},
+         {"home", [this](const Value& v) { return home(v); }}});
+    check_weights();
+    check_peers(root);
     return std::move(config_);
   }
 
  private:
-  struct PeerMarks {
-    YAML::Node node;
-    std::string path;
-  };
+  using Read = std::function<bool(const Value&)>;
 
-  void path(const YAML::Node& node, const std::string& at, std::string& out) {
-    std::string text;
-    if (read_.text(node, at, "a path", kMaxPath, text)) out = (folder_ / text).string();
+  // Kinds of values
+
+  Read duration(Nanos low, Nanos high, Nanos& out) {
+    return [this, low, high, &out](const Value& v) {
+      const std::string what =
+          fmt::format("a duration from {} to {}", format_duration(low), format_duration(high));
+      return read_.duration(v, what, low, high, out);
+    };
   }
 
-  void cluster(const YAML::Node& node, const std::string& at) {
-    YAML::Mark secret_mark;
-    int secrets = 0;
-    read_.mapping(
-        node, at,
-        {{"name",
-          [&](const YAML::Node& n, const std::string& p) { read_.name(n, p, config_.cluster); },
-          true},
-         {"secret",
-          [&](const YAML::Node& n, const std::string& p) {
-            ++secrets;
-            secret_mark = n.Mark();
-            secret_named_ = true;
-            secret(n, p);
-          }},
-         {"secret_file", [&](const YAML::Node& n, const std::string& p) {
-            ++secrets;
-            secret_mark = n.Mark();
-            secret_named_ = true;
-            secret_file(n, p);
-          }}});
-    if (secrets > 1) {
-      read_.error(secret_mark, at, "expected either secret or secret_file, got both");
+  template <typename T>
+  Read integer(std::uint64_t low, std::uint64_t high, T& out) {
+    return [this, low, high, &out](const Value& v) { return read_.integer(v, low, high, out); };
+  }
+
+  bool name(const Value& value, std::string& out) {
+    const auto allowed = [](char c) {
+      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+             c == '-' || c == '_' || c == '.';
+    };
+    const std::string* text = read_.scalar(value);
+    if (text == nullptr || text->empty() || text->size() > kMaxName ||
+        !std::all_of(text->begin(), text->end(), allowed)) {
+      return read_.expected(
+          value, fmt::format("a name of 1 to {} letters, digits, '-', '_' or '.'", kMaxName));
     }
+    out = *text;
+    return true;
+  }
+
+  bool address(const Value& value, bool any_port, std::string& out) {
+    const std::string* text = read_.scalar(value);
+    std::optional<rpc::Address> parsed;
+    std::string reason;
+    if (text != nullptr) parsed = rpc::parse_address(*text, reason);
+    if (!parsed || (!any_port && parsed->port == 0)) {
+      return read_.expected(value,
+                            "a literal address and a port, such as 127.0.0.1:7400 or [::1]:7400");
+    }
+    out = rpc::to_string(*parsed);
+    return true;
+  }
+
+  bool path(const Value& value, std::string& out) {
+    std::string text;
+    if (!read_.text(value, "a path", kMaxPath, text)) return false;
+    out = (folder_ / text).string();
+    return true;
+  }
+
+  // Fields
+
+  bool cluster(const Value& value) {
+    std::vector<Value> secrets;
+    const auto secret_from = [&](bool (Parser::*read)(const Value&)) {
+      return [this, &secrets, read](const Value& v) {
+        secrets.push_back(v);
+        return (this->*read)(v);
+      };
+    };
+    read_.mapping(value,
+                  {{"name", [this](const Value& v) { return name(v, config_.cluster); }, kRequired},
+                   {"secret", secret_from(&Parser::secret)},
+                   {"secret_file", secret_from(&Parser::secret_file)}});
+    secret_named_ = !secrets.empty();
+    if (secrets.size() < 2) return true;
+    read_.fail(read_.at(secrets.back()), value.path,
+               "expected either secret or secret_file, got both");
+    return false;
   }
 
   // Its text never gets into a message.
-  void secret(const YAML::Node& node, const std::string& at) {
-    if (!node.IsScalar()) {
-      read_.error(node.Mark(), at,
-                  fmt::format("expected text of {} to {} bytes", kMinSecret, kMaxSecret));
-      return;
-    }
-    take_secret(node, at, node.Scalar());
+  bool secret(const Value& value) {
+    const std::string* text = read_.scalar(value);
+    if (text != nullptr) return take_secret(value, *text);
+    return read_.fail(value,
+                      fmt::format("expected text of {} to {} bytes", kMinSecret, kMaxSecret));
   }
 
-  void secret_file(const YAML::Node& node, const std::string& at) {
+  bool secret_file(const Value& value) {
     std::string file;
-    path(node, at, file);
-    if (file.empty()) return;
+    if (!path(value, file)) return false;
     std::string bytes;
     std::string reason;
     // Room for the line end that editors leave.
     if (!read_file(file, kMaxSecret + 2, bytes, reason)) {
-      read_.error(node.Mark(), at,
-                  fmt::format("expected a readable file, but {}: {}", file, reason));
-      return;
+      return read_.fail(value, fmt::format("expected a readable file, but {}: {}", file, reason));
     }
     while (!bytes.empty() && (bytes.back() == '\n' || bytes.back() == '\r')) bytes.pop_back();
-    take_secret(node, at, bytes);
+    return take_secret(value, bytes);
   }
 
-  void take_secret(const YAML::Node& node, const std::string& at, const std::string& bytes) {
+  bool take_secret(const Value& value, const std::string& bytes) {
     if (bytes.size() < kMinSecret || bytes.size() > kMaxSecret) {
-      read_.error(node.Mark(), at,
-                  fmt::format("expected a secret of {} to {} bytes, got {} bytes", kMinSecret,
-                              kMaxSecret, bytes.size()));
-      return;
+      return read_.fail(value, fmt::format("expected a secret of {} to {} bytes, got {} bytes",
+                                           kMinSecret, kMaxSecret, bytes.size()));
     }
     config_.secret = bytes;
+    return true;
   }
 
-  void listen(const YAML::Node& node, const std::string& at) {
-    if (node.IsMap()) config_.fronts.clear();
-    std::map<std::string, std::string> taken;
-    std::vector<Reader::Field> fields = {{"peers", [&](const YAML::Node& n, const std::string& p) {
-                                    listen_on(n, p, taken, config_.listen_peers);
-                                  }}};
+  bool listen(const Value& value) {
+    if (read_.is_map(value)) config_.fronts.clear();
+    Value peers;
+    std::vector<yaml::Reader::Field> fields = {{"peers", [&](const Value& v) {
+                                                  peers = v;
+                                                  return address(v, true, config_.listen_peers);
+                                                }}};
     for (std::string_view front : kFronts) {
-      fields.push_back({front.data(), [&, front](const YAML::Node& n, const std::string& p) {
-                          listen_on(n, p, std::string(front), taken);
-                        }});
+      fields.push_back({front, [this, front](const Value& v) { return front_at(v, front); }});
     }
-    read_.mapping(node, at, fields);
-    check_free("peers", config_.listen_peers, node, at + ".peers", taken);
+    read_.mapping(value, fields);
+    peers.path = internal::field_path(value.path, "peers");
+    if (peers.node == yaml::kNoNode) peers.node = value.node;
+    return check_free("peers", config_.listen_peers, peers);
   }
 
   /// One address, or a list of them.
-  void listen_on(const YAML::Node& node, const std::string& at, const std::string& front,
-                 std::map<std::string, std::string>& taken) {
-    if (node.IsSequence() && (node.size() == 0 || node.size() > kMaxListen)) {
-      read_.error(node.Mark(), at,
-                  fmt::format("expected 1 to {} addresses, got {}", kMaxListen, node.size()));
-      return;
+  bool front_at(const Value& value, std::string_view front) {
+    std::vector<Value> all{value};
+    if (read_.is_list(value)) {
+      all.clear();
+      read_.items(value, "", all);
+      if (all.empty() || all.size() > kMaxListen) {
+        return read_.fail(
+            value, fmt::format("expected 1 to {} addresses, got {}", kMaxListen, all.size()));
+      }
     }
-    const std::size_t count = node.IsSequence() ? node.size() : 1;
-    for (std::size_t i = 0; i < count; ++i) {
-      const YAML::Node one = node.IsSequence() ? node[i] : node;
-      std::string address;
-      listen_on(one, node.IsSequence() ? fmt::format("{}[{}]", at, i) : at, taken, address);
-      if (address.empty()) continue;
-      check_free(front, address, one, at, taken);
-      config_.fronts.push_back({front, address});
+    for (const Value& one : all) {
+      ListenConfig listen{std::string(front), ""};
+      if (!address(one, true, listen.address)) continue;
+      check_free(front, listen.address, one);
+      config_.fronts.push_back(std::move(listen));
     }
-  }
-
-  void listen_on(const YAML::Node& node, const std::string& at,
-                 std::map<std::string, std::string>&, std::string& out) {
-    std::string address;
-    read_.address(node, at, true, address);
-    if (!address.empty()) out = address;
+    return true;
   }
 
   /// No two of them listen on one address. Port 0 is a free one each time.
-  void check_free(const std::string& name, const std::string& address, const YAML::Node& node,
-                  const std::string& at, std::map<std::string, std::string>& taken) {
+  bool check_free(std::string_view name, const std::string& address, const Value& value) {
     std::string reason;
     const std::optional<rpc::Address> parsed = rpc::parse_address(address, reason);
-    if (!parsed || parsed->port == 0) return;
-    const auto [other, fresh] = taken.emplace(address, name);
-    if (fresh) return;
-    read_.error(node.Mark(), at,
-                fmt::format("expected an address of its own, but {} listens on {} as well",
-                            other->second, address));
+    if (!parsed || parsed->port == 0) return true;
+    const auto [other, fresh] = listening_.emplace(address, name);
+    return fresh ||
+           read_.fail(value, fmt::format("expected an address of its own, but {} listens on {} as "
+                                         "well",
+                                         other->second, address));
   }
 
   /// A number, or a list of changes.
-  void weight(const YAML::Node& node, const std::string& at, std::vector<crdt::WeightChange>& out) {
-    if (!node.IsSequence()) {
-      read_.integer(node, at, 0, kMaxWeight, out[0].weight);
-      return;
-    }
-    if (node.size() == 0 || node.size() > kMaxWeightChanges) {
-      read_.error(node.Mark(), at,
-                  fmt::format("expected 1 to {} changes, got {}", kMaxWeightChanges, node.size()));
-      return;
+  bool weight(const Value& value, std::vector<crdt::WeightChange>& out) {
+    if (!read_.is_list(value)) return read_.integer(value, 0, kMaxWeight, out[0].weight);
+    std::vector<Value> changes;
+    read_.items(value, "", changes);
+    if (changes.empty() || changes.size() > kMaxWeightChanges) {
+      return read_.fail(value, fmt::format("expected 1 to {} changes, got {}", kMaxWeightChanges,
+                                           changes.size()));
     }
     out.clear();
-    for (std::size_t i = 0; i < node.size(); ++i) {
-      const std::string path = fmt::format("{}[{}]", at, i);
+    for (const Value& item : changes) {
       crdt::WeightChange change;
-      read_.mapping(node[i], path,
-                    {{"from",
-                      [&](const YAML::Node& n, const std::string& p) {
-                        if (!n.IsScalar() || !parse_instant(n.Scalar(), change.from)) {
-                          read_.error(n, p, "an instant in UTC such as 2026-12-01T00:00:00Z");
-                        }
-                      }},
-                     {"weight",
-                      [&](const YAML::Node& n, const std::string& p) {
-                        read_.integer(n, p, 0, kMaxWeight, change.weight);
-                      },
-                      true}});
-      if (i > 0 && change.from <= out.back().from) {
-        read_.error(node[i].Mark(), path + ".from",
-                    "expected an instant after that of the change before");
+      read_.mapping(item, {{"from", [&](const Value& v) { return instant(v, change.from); }},
+                           {"weight", integer(0, kMaxWeight, change.weight), kRequired}});
+      if (!out.empty() && change.from <= out.back().from) {
+        read_.fail(read_.at(item), internal::field_path(item.path, "from"),
+                   "expected an instant after that of the change before");
       }
       out.push_back(change);
     }
+    return true;
   }
 
-  void peers(const YAML::Node& node, const std::string& at) {
-    if (!node.IsSequence()) {
-      read_.error(node, at, "a list of peers");
-      return;
+  bool instant(const Value& value, Nanos& out) {
+    const std::string* text = read_.scalar(value);
+    return (text != nullptr && parse_instant(*text, out)) ||
+           read_.expected(value, "an instant in UTC such as 2026-12-01T00:00:00Z");
+  }
+
+  bool peers(const Value& value) {
+    std::vector<Value> items;
+    if (!read_.items(value, "a list of peers", items)) return false;
+    if (items.size() > kMaxPeers) {
+      return read_.fail(value,
+                        fmt::format("expected at most {} peers, got {}", kMaxPeers, items.size()));
     }
-    if (node.size() > kMaxPeers) {
-      read_.error(node.Mark(), at,
-                  fmt::format("expected at most {} peers, got {}", kMaxPeers, node.size()));
-      return;
-    }
-    for (std::size_t i = 0; i < node.size(); ++i) {
-      const std::string path = fmt::format("{}[{}]", at, i);
+    for (const Value& item : items) {
       PeerConfig peer;
       read_.mapping(
-          node[i], path,
-          {{"region",
-            [&](const YAML::Node& n, const std::string& p) {
-              read_.name(n, p, peer.member.region);
-            },
-            true},
-           {"node",
-            [&](const YAML::Node& n, const std::string& p) { read_.name(n, p, peer.member.node); },
-            true},
-           {"address",
-            [&](const YAML::Node& n, const std::string& p) {
-              read_.address(n, p, false, peer.address);
-            },
-            true},
-           {"weight",
-            [&](const YAML::Node& n, const std::string& p) { weight(n, p, peer.weights); }}});
-      peer.line = node[i].Mark().line + 1;
-      peer.column = node[i].Mark().column + 1;
+          item,
+          {{"region", [&](const Value& v) { return name(v, peer.member.region); }, kRequired},
+           {"node", [&](const Value& v) { return name(v, peer.member.node); }, kRequired},
+           {"address", [&](const Value& v) { return address(v, false, peer.address); }, kRequired},
+           {"weight", [&](const Value& v) { return weight(v, peer.weights); }}});
+      peer.line = read_.at(item).line;
+      peer.column = read_.at(item).column;
       config_.peers.push_back(std::move(peer));
-      peer_marks_.push_back({node[i], path});
+      peers_.push_back(item);
     }
+    return true;
   }
 
-  void storage(const YAML::Node& node, const std::string& at) {
-    if (node.IsScalar() && node.Scalar() == "none") return;
-    if (!node.IsMap()) {
-      read_.error(node, at, "none, or a mapping with the fields path, map_size");
-      return;
+  bool storage(const Value& value) {
+    const std::string* text = read_.scalar(value);
+    if (text != nullptr && *text == "none") return true;
+    if (!read_.is_map(value)) {
+      return read_.expected(value, "none, or a mapping with the fields path, map_size");
     }
     StorageConfig storage;
-    read_.mapping(
-        node, at,
-        {{"path", [&](const YAML::Node& n, const std::string& p) { path(n, p, storage.path); },
-          true},
-         {"map_size", [&](const YAML::Node& n, const std::string& p) {
-            read_.size(n, p, 1ull << 20, 16ull << 40, 4096, storage.map_size);
-          }}});
+    read_.mapping(value,
+                  {{"path", [&](const Value& v) { return path(v, storage.path); }, kRequired},
+                   {"map_size", [&](const Value& v) {
+                      return read_.size(v, 1ull << 20, 16ull << 40, 4096, storage.map_size);
+                    }}});
     config_.storage = std::move(storage);
+    return true;
   }
 
-  void log(const YAML::Node& node, const std::string& at) {
-    read_.mapping(node, at,
-                  {{"level",
-                    [&](const YAML::Node& n, const std::string& p) {
-                      read_.choice<LogLevel>(n, p,
-                                             {{"debug", LogLevel::debug},
-                                              {"info", LogLevel::info},
-                                              {"warn", LogLevel::warn},
-                                              {"error", LogLevel::error}},
-                                             config_.log_level);
-                    }},
-                   {"format", [&](const YAML::Node& n, const std::string& p) {
-                      read_.choice<LogFormat>(
-                          n, p, {{"json", LogFormat::json}, {"text", LogFormat::text}},
-                          config_.log_format);
-                    }}});
+  bool log(const Value& value) {
+    read_.mapping(value, {{"level",
+                           [this](const Value& v) {
+                             return read_.choice<LogLevel>(v,
+                                                           {{"debug", LogLevel::debug},
+                                                            {"info", LogLevel::info},
+                                                            {"warn", LogLevel::warn},
+                                                            {"error", LogLevel::error}},
+                                                           config_.log_level);
+                           }},
+                          {"format", [this](const Value& v) {
+                             return read_.choice<LogFormat>(
+                                 v, {{"json", LogFormat::json}, {"text", LogFormat::text}},
+                                 config_.log_format);
+                           }}});
+    return true;
   }
 
-  void http(const YAML::Node& node, const std::string& at) {
-    read_.mapping(node, at,
-                  {{"reset",
-                    [&](const YAML::Node& n, const std::string& p) {
-                      read_.choice<ResetFormat>(
-                          n, p, {{"seconds", ResetFormat::seconds}, {"epoch", ResetFormat::epoch}},
-                          config_.http.reset);
-                    }},
-                   {"max_connections",
-                    [&](const YAML::Node& n, const std::string& p) {
-                      read_.integer(n, p, 1, 65536, config_.http.max_connections);
-                    }},
-                   {"max_body", [&](const YAML::Node& n, const std::string& p) {
-                      read_.size(n, p, 1024, 1u << 20, 1, config_.http.max_body);
-                    }}});
+  bool http(const Value& value) {
+    read_.mapping(value, {{"reset",
+                           [this](const Value& v) {
+                             return read_.choice<ResetFormat>(
+                                 v,
+                                 {{"seconds", ResetFormat::seconds}, {"epoch", ResetFormat::epoch}},
+                                 config_.http.reset);
+                           }},
+                          {"max_connections", integer(1, 65536, config_.http.max_connections)},
+                          {"max_body", [this](const Value& v) {
+                             return read_.size(v, 1024, 1u << 20, 1, config_.http.max_body);
+                           }}});
+    return true;
   }
 
-  void home(const YAML::Node& node, const std::string& at) {
-    read_.mapping(node, at,
-                  {{"deadline",
-                    [&](const YAML::Node& n, const std::string& p) {
-                      read_.duration(n, p, kMillisecond, 10 * kSecond, config_.home.deadline);
-                    }},
-                   {"weights", [&](const YAML::Node& n, const std::string& p) { weights(n, p); }}});
+  bool home(const Value& value) {
+    read_.mapping(value, {{"deadline", duration(kMillisecond, 10 * kSecond, config_.home.deadline)},
+                          {"weights", [this](const Value& v) { return weights(v); }}});
+    return true;
   }
 
-  void weights(const YAML::Node& node, const std::string& at) {
-    if (!node.IsMap()) {
-      read_.error(node, at, "a mapping from regions to weights from 0 to 100");
-      return;
+  bool weights(const Value& value) {
+    if (!read_.is_map(value)) {
+      return read_.expected(value, "a mapping from regions to weights from 0 to 100");
     }
-    for (const auto& entry : node) {
+    std::vector<yaml::Reader::Entry> entries;
+    read_.entries(value, "region", entries);
+    for (const auto& entry : entries) {
       std::string region;
-      read_.name(entry.first, at, region);
-      const std::string path = at + "." + region;
-      if (!region.empty() && config_.home.weights.contains(region)) {
-        read_.error(entry.first.Mark(), path, "repeated region; expected it once");
-      }
-      weight_marks_.emplace_back(region, entry.first);
-      read_.integer(entry.second, path, 0, 100, config_.home.weights[region]);
+      if (!name(entry.key, region)) continue;
+      weights_.push_back(entry.key);
+      read_.integer(entry.value, 0, 100, config_.home.weights[region]);
     }
+    return true;
   }
+
+  // All together
 
   /// A region that is nobody's is a mistake: its share would go to no one without a word.
   void check_weights() {
-    bool any = config_.home.weights.empty();
-    const auto weight_of = [&](const std::string& region) {
-      const auto at = config_.home.weights.find(region);
-      return at == config_.home.weights.end() ? 1u : at->second;
-    };
-    any |= weight_of(config_.self.region) > 0;
-    for (const PeerConfig& peer : config_.peers) any |= weight_of(peer.member.region) > 0;
-    for (const auto& [region, node] : weight_marks_) {
-      const bool known =
-          region == config_.self.region || std::any_of(config_.peers.begin(), config_.peers.end(),
-                                                       [&name = region](const PeerConfig& peer) {
-                                                         return peer.member.region == name;
-                                                       });
-      if (region.empty() || known) continue;
-      read_.error(node, "home.weights." + region, "a region of this node or of a peer");
+    if (weights_.empty()) return;
+    std::set<std::string> regions{config_.self.region};
+    for (const PeerConfig& peer : config_.peers) regions.insert(peer.member.region);
+    for (const Value& region : weights_) {
+      if (regions.contains(*read_.scalar(region))) continue;
+      read_.expected(region, "a region of this node or of a peer");
     }
-    if (!any) {
-      read_.error(weight_marks_.front().second.Mark(), "home.weights",
-                  "expected a region with a weight above 0");
+    const bool any = std::any_of(regions.begin(), regions.end(), [this](const std::string& region) {
+      const auto at = config_.home.weights.find(region);
+      return at == config_.home.weights.end() || at->second > 0;
+    });
+    if (any) return;
+    read_.fail(read_.at(weights_.front()), "home.weights",
+               "expected a region with a weight above 0");
+  }
+
+  void check_peers(const Value& root) {
+    if (peers_.empty()) return;
+    if (!secret_named_) {
+      read_.fail(
+          read_.at(root), "cluster.secret",
+          "required field is missing: expected secret or secret_file, since there are peers");
+    }
+    const auto named = [](const PeerConfig& peer) {
+      return !peer.member.region.empty() && !peer.member.node.empty();
+    };
+    for (std::size_t i = 0; i < config_.peers.size(); ++i) {
+      const PeerConfig& peer = config_.peers[i];
+      const std::string shown = peer.member.region + "/" + peer.member.node;
+      if (named(peer) && peer.member == config_.self) {
+        read_.fail(peers_[i],
+                   fmt::format("expected the other members only, but {} is this node", shown));
+      }
+      if (const Value* other = earlier(
+              i, [&](const PeerConfig& one) { return named(peer) && one.member == peer.member; })) {
+        read_.fail(peers_[i], fmt::format("expected a member of its own, but {} is {} as well",
+                                          other->path, shown));
+      }
+      if (const Value* other = earlier(i, [&](const PeerConfig& one) {
+            return !peer.address.empty() && one.address == peer.address;
+          })) {
+        read_.fail(read_.at(peers_[i]), internal::field_path(peers_[i].path, "address"),
+                   fmt::format("expected an address of its own, but {} has {} as well", other->path,
+                               peer.address));
+      }
     }
   }
 
-  void check_members(const YAML::Node& root) {
-    check_weights();
-    if (peer_marks_.empty()) return;
-    if (!secret_named_) {
-      read_.error(root.Mark(), "cluster.secret",
-                  "required field is missing: expected secret or secret_file, since there are "
-                  "peers");
+  /// The first peer in front of `index` that is such a one; null if there is none.
+  const Value* earlier(std::size_t index, const std::function<bool(const PeerConfig&)>& is) const {
+    for (std::size_t i = 0; i < index; ++i) {
+      if (is(config_.peers[i])) return &peers_[i];
     }
-    for (std::size_t i = 0; i < config_.peers.size(); ++i) {
-      const PeerConfig& peer = config_.peers[i];
-      const PeerMarks& mark = peer_marks_[i];
-      const bool named = !peer.member.region.empty() && !peer.member.node.empty();
-      const std::string shown_name = peer.member.region + "/" + peer.member.node;
-      if (named && peer.member == config_.self) {
-        read_.error(
-            mark.node.Mark(), mark.path,
-            fmt::format("expected the other members only, but {} is this node", shown_name));
-      }
-      for (std::size_t j = 0; j < i; ++j) {
-        if (named && peer.member == config_.peers[j].member) {
-          read_.error(mark.node.Mark(), mark.path,
-                      fmt::format("expected a member of its own, but {} is {} as well",
-                                  peer_marks_[j].path, shown_name));
-          break;
-        }
-      }
-      for (std::size_t j = 0; j < i; ++j) {
-        if (!peer.address.empty() && peer.address == config_.peers[j].address) {
-          read_.error(mark.node.Mark(), mark.path + ".address",
-                      fmt::format("expected an address of its own, but {} has {} as well",
-                                  peer_marks_[j].path, peer.address));
-          break;
-        }
-      }
-    }
+    return nullptr;
   }
 
   const std::filesystem::path folder_;
-  Reader read_;
+  const ConfigWording wording_;
+  yaml::Reader read_;
   NodeConfig config_;
   bool secret_named_ = false;
-  std::vector<PeerMarks> peer_marks_;
-  std::vector<std::pair<std::string, YAML::Node>> weight_marks_;  // by region
+  std::map<std::string, std::string> listening_;  // who listens on an address
+  std::vector<Value> peers_;                      // of config_.peers, index by index
+  std::vector<Value> weights_;                    // the regions that home.weights names
 };
 
 }  // namespace
@@ -646,21 +483,6 @@ std::string ConfigError::to_string() const {
   if (line > 0) out += fmt::format(":{}:{}", line, column);
   if (!field.empty()) out += fmt::format(": {}", field);
   return out + ": " + expected;
-}
-
-bool parse_size(std::string_view text, std::uint64_t& out) {
-  std::uint64_t factor = 1;
-  for (const Unit& unit : kUnits) {
-    if (text.ends_with(unit.name)) {
-      text.remove_suffix(unit.name.size());
-      factor = unit.bytes;
-      break;
-    }
-  }
-  std::uint64_t count = 0;
-  if (!parse_uint(text, count) || count > (1ull << 63) / factor) return false;
-  out = count * factor;
-  return true;
 }
 
 bool parse_clock_offset(std::string_view text, Nanos& out) {
@@ -703,37 +525,31 @@ bool parse_instant(std::string_view text, Nanos& out) {
   return true;
 }
 
-std::string format_size(std::uint64_t bytes) {
-  for (const Unit& unit : kUnits) {
-    if (bytes != 0 && unit.bytes > 1 && bytes % unit.bytes == 0) {
-      return fmt::format("{}{}", bytes / unit.bytes, unit.name);
-    }
-  }
-  return fmt::format("{}", bytes);
-}
-
-LoadedConfig parse_config(std::string_view yaml, const std::string& file) {
+LoadedConfig parse_config(std::string_view text, const std::string& file) {
   LoadedConfig out;
-  if (yaml.size() > kMaxFile) {
-    out.errors.push_back({file, 0, 0, "", fmt::format("larger than {}", format_size(kMaxFile))});
+  const auto fail = [&](yaml::Position at, std::string expected) {
+    out.errors.push_back({file, at.line, at.column, "", std::move(expected)});
     return out;
+  };
+  if (text.size() > kMaxFile) return fail({}, fmt::format("larger than {}", format_size(kMaxFile)));
+  yaml::Tree tree;
+  if (const auto flaw = yaml::parse(text, tree)) {
+    return fail(flaw->at, (flaw->is_syntax ? "not YAML: " : "expected ") + flaw->text);
   }
-  try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(yaml));
-    if (documents.empty() || documents[0].IsNull()) {
-      out.errors.push_back({file, 1, 1, "", "expected a mapping, got an empty document"});
-    } else if (documents.size() > 1) {
-      const YAML::Mark mark = documents[1].Mark();
-      out.errors.push_back(
-          {file, mark.line + 1, mark.column + 1, "", "expected one document, got several"});
-    } else {
-      NodeConfig config = Parser(file, out.errors).parse(documents[0]);
-      config.file = file;
-      if (out.errors.empty()) out.config = std::move(config);
-    }
-  } catch (const YAML::Exception& e) {
-    out.errors.push_back(
-        {file, e.mark.line + 1, e.mark.column + 1, "", fmt::format("not YAML: {}", e.msg)});
+  const std::vector<std::uint32_t>& documents = tree.documents;
+  if (documents.empty() || tree.nodes[documents[0]].kind == yaml::Node::Kind::null) {
+    return fail({1, 1}, "expected a mapping, got an empty document");
+  }
+  if (documents.size() > 1) {
+    return fail(tree.nodes[documents[1]].at, "expected one document, got several");
+  }
+  std::vector<yaml::Problem> problems;
+  NodeConfig config = Parser(file, tree, problems).parse({documents[0], ""});
+  config.file = file;
+  if (problems.empty()) out.config = std::move(config);
+  for (yaml::Problem& problem : problems) {
+    out.errors.push_back({file, problem.at.line, problem.at.column, std::move(problem.path),
+                          std::move(problem.text)});
   }
   std::stable_sort(out.errors.begin(), out.errors.end(),
                    [](const ConfigError& a, const ConfigError& b) {

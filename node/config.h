@@ -112,7 +112,7 @@ struct LoadedConfig {
 
 /// Reads a configuration. Unknown and repeated fields are errors. `file` is for messages, and its
 /// folder is what relative paths start from. Reads secret_file if one is named, nothing else.
-LoadedConfig parse_config(std::string_view yaml, const std::string& file);
+LoadedConfig parse_config(std::string_view text, const std::string& file);
 
 /// The same from a file; one that cannot be read, or is larger than 1 MiB, is an error.
 LoadedConfig load_config(const std::string& path);
@@ -120,17 +120,11 @@ LoadedConfig load_config(const std::string& path);
 /// Which promise of these rules a node with this configuration cannot keep; empty: it keeps all.
 std::string unsuitable(const RuleSet& rules, const NodeConfig& config);
 
-/// "64GiB", "512MiB", "64KiB", "4096". False if `text` is anything else, or above 2^63.
-bool parse_size(std::string_view text, std::uint64_t& out);
-
 /// "350ms", "-1s500ms", "0s": a length of time (parse_duration) of at most an hour, with a sign in
 /// front if it is behind. False if `text` is anything else.
 bool parse_clock_offset(std::string_view text, Nanos& out);
 
 /// "2026-12-01T00:00:00Z": an instant in UTC, from 1970 to 2200. False if `text` is anything else.
 bool parse_instant(std::string_view text, Nanos& out);
-
-/// The shortest text that parse_size reads back.
-std::string format_size(std::uint64_t bytes);
 
 }  // namespace weir::node

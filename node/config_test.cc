@@ -458,30 +458,6 @@ TEST(Config, LoadsFiles) {
   EXPECT_EQ(load_config(big).errors[0].to_string(), big + ": larger than 1MiB");
 }
 
-TEST(Sizes, ParseAndFormat) {
-  const std::pair<const char*, std::uint64_t> sizes[] = {{"0", 0},
-                                                         {"1", 1},
-                                                         {"4095", 4095},
-                                                         {"4KiB", 4096},
-                                                         {"1023KiB", 1023u << 10},
-                                                         {"1MiB", 1u << 20},
-                                                         {"64GiB", 64ull << 30},
-                                                         {"16TiB", 16ull << 40}};
-  for (const auto& [text, bytes] : sizes) {
-    std::uint64_t out = 1;
-    EXPECT_TRUE(parse_size(text, out)) << text;
-    EXPECT_EQ(out, bytes);
-    EXPECT_EQ(format_size(bytes), text);
-  }
-  std::uint64_t out = 0;
-  EXPECT_TRUE(parse_size("5B", out));
-  EXPECT_EQ(out, 5u);
-  for (const char* text : {"", "KiB", "-1", "+1", "1 KiB", "1kib", "1KB", "1.5GiB", "0x10", "1Ki",
-                           "99999999999999999999", "8388609TiB"}) {
-    EXPECT_FALSE(parse_size(text, out)) << text;
-  }
-}
-
 TEST(Config, WeightsAreNumbersOrChanges) {
   EXPECT_EQ(good(kMinimal).weights, (std::vector<crdt::WeightChange>{{0, 1}}));
   EXPECT_EQ(good(kMinimal + "weight: 3\n").weights, (std::vector<crdt::WeightChange>{{0, 3}}));

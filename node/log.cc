@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <weir/node/utf8.h>
+#include <weir/limits/text/utf8.h>
 
 namespace weir::node {
 namespace {
@@ -25,7 +25,7 @@ Nanos system_clock() {
 
 std::string cut(std::string_view text) {
   if (text.size() <= kMaxLogText) return std::string(text);
-  return std::string(utf8_prefix(text, kMaxLogText)) + "…";
+  return std::string(internal::utf8_prefix(text, kMaxLogText)) + "…";
 }
 
 Json to_json(const LogValue& value) {

@@ -5,8 +5,8 @@
 #include <string>
 #include <thread>
 
-#include <weir/rpc/client/backoff.h>
 #include <weir/rpc/client/client.h>
+#include <weir/rpc/net/backoff.h>
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <weir/limits/rules/rule_origin.h>
+#include <weir/limits/text/utf8.h>
 
 namespace weir {
 namespace {
@@ -90,7 +90,7 @@ std::shared_ptr<const CalendarTable> CalendarTable::load(CalendarUnit unit, std:
       !absl::LoadTimeZone(absl::string_view(zone.data(), zone.size()), &found)) {
     problem =
         fmt::format("a time zone of the system's database, such as UTC or Europe/Berlin, got {}",
-                    internal::quoted(zone));
+                    internal::quoted_text(zone));
     return nullptr;
   }
   std::vector<Nanos> starts;

@@ -13,7 +13,8 @@
 #include <weir/limits/matching/address.h>
 #include <weir/limits/matching/rule_index.h>
 #include <weir/limits/rules/rule_origin.h>
-#include <weir/limits/rules/rules_yaml.h>
+#include <weir/limits/text/duration.h>
+#include <weir/limits/text/utf8.h>
 
 namespace weir {
 namespace {
@@ -26,7 +27,7 @@ using internal::parse_address;
 constexpr std::size_t kMaxName = 256;
 constexpr std::size_t kMaxKey = 16;
 constexpr Nanos kMinWindow = kMillisecond;
-constexpr Nanos kMaxWindow = 366 * kDay;
+constexpr Nanos kMaxWindow = kMaxDuration;
 constexpr std::uint32_t kMaxSlots = 120;
 constexpr std::uint32_t kMaxMaxDebt = 1000;
 
@@ -142,7 +143,7 @@ class Checker {
     if (fresh) return;
     fail("name", fmt::format("a name that is unique in its domain: {} is already the name of the "
                              "rule at {}",
-                             internal::quoted(rule.name), origin_.place(other->second)));
+                             internal::quoted_text(rule.name), origin_.place(other->second)));
   }
 
   void check_name(std::string_view path, std::string_view name) {
@@ -158,7 +159,7 @@ class Checker {
       return;
     }
     for (const Match& match : rule.match) {
-      const std::string path = internal::entry_path("match", match.key);
+      const std::string path = internal::field_path("match", match.key);
       check_name(path, match.key);
       if (const auto* exact = std::get_if<MatchExact>(&match.matcher)) {
         check_text(path, exact->value);
@@ -192,14 +193,14 @@ class Checker {
       check_name(path, key);
       if (std::find(rule.key.begin(), rule.key.begin() + static_cast<std::ptrdiff_t>(i), key) !=
           rule.key.begin() + static_cast<std::ptrdiff_t>(i)) {
-        fail(path, fmt::format("each entry once, got {} again", internal::quoted(key)));
+        fail(path, fmt::format("each entry once, got {} again", internal::quoted_text(key)));
       }
       if (!readable("match")) continue;
       for (const Match& match : rule.match) {
         if (match.key != key || !std::holds_alternative<MatchAbsent>(match.matcher)) continue;
         fail(path, fmt::format("an entry that can be there: match wants {} absent, so the rule "
                                "would never apply",
-                               internal::quoted(key)));
+                               internal::quoted_text(key)));
       }
     }
   }
@@ -314,7 +315,7 @@ class Checker {
       return;
     }
     for (const auto& [method, cost] : rule.cost_by_method) {
-      check_name(internal::entry_path("cost", method), method);
+      check_name(internal::field_path("cost", method), method);
     }
   }
 
@@ -541,79 +542,13 @@ void RuleSet::match(const Request& request, std::vector<std::uint32_t>& out) con
 
 namespace internal {
 
-std::size_t utf8_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  if (text.empty()) return 0;
-  const unsigned first = byte(0);
-  if (first < 0x80) return 1;
-  // The second byte's range rules out overlong forms, surrogates and what lies above U+10FFFF.
-  std::size_t length = 0;
-  unsigned low = 0x80;
-  unsigned high = 0xBF;
-  if (first >= 0xC2 && first <= 0xDF) {
-    length = 2;
-  } else if (first >= 0xE0 && first <= 0xEF) {
-    length = 3;
-    if (first == 0xE0) low = 0xA0;
-    if (first == 0xED) high = 0x9F;
-  } else if (first >= 0xF0 && first <= 0xF4) {
-    length = 4;
-    if (first == 0xF0) low = 0x90;
-    if (first == 0xF4) high = 0x8F;
-  }
-  if (length == 0 || text.size() < length || byte(1) < low || byte(1) > high) return 0;
-  for (std::size_t i = 2; i < length; ++i) {
-    if (byte(i) < 0x80 || byte(i) > 0xBF) return 0;
-  }
-  return length;
-}
-
-bool is_clean_text(std::string_view text) {
-  while (!text.empty()) {
-    const std::size_t length = utf8_length(text);
-    if (length == 0) return false;
-    const auto first = static_cast<unsigned char>(text[0]);
-    if (first < 0x20 || first == 0x7F) return false;
-    text.remove_prefix(length);
-  }
-  return true;
-}
-
-std::string quoted(std::string_view text) {
-  constexpr std::size_t kMaxShown = 64;
-  std::string out = "\"";
-  std::size_t shown = 0;
-  while (!text.empty() && shown < kMaxShown) {
-    const std::size_t length = std::max<std::size_t>(utf8_length(text), 1);
-    const std::string_view piece = text.substr(0, length);
-    if (piece == "\"" || piece == "\\") {
-      out += '\\';
-      out += piece;
-    } else if (is_clean_text(piece)) {
-      out += piece;
-    } else {
-      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(piece[0]));
-    }
-    text.remove_prefix(length);
-    shown += length;
-  }
-  out += '"';
-  if (!text.empty()) out += "...";
-  return out;
-}
-
-std::string entry_path(std::string_view field, std::string_view key) {
-  return fmt::format("{}.{}", field,
-                     key.size() <= 64 && is_clean_text(key) ? std::string(key) : quoted(key));
-}
-
 std::string name_problem(std::string_view name) {
   if (name.empty()) return "a name of at least one byte";
   if (name.size() > kMaxName) {
     return fmt::format("a name of at most {} bytes, got {}", kMaxName, name.size());
   }
   if (!is_clean_text(name)) {
-    return fmt::format("UTF-8 text without control characters, got {}", quoted(name));
+    return fmt::format("UTF-8 text without control characters, got {}", quoted_text(name));
   }
   return {};
 }

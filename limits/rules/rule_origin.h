@@ -36,18 +36,6 @@ inline constexpr std::size_t kMaxText = 4096;  ///< bytes of a value to match
 inline constexpr std::size_t kMaxMatches = 64;
 inline constexpr std::size_t kMaxMethods = 64;
 
-/// `text` in quotes for a message: escaped, and cut after 64 bytes.
-std::string quoted(std::string_view text);
-
-/// "match.path": how an error names one entry of a field.
-std::string entry_path(std::string_view field, std::string_view key);
-
-/// Valid UTF-8 without control characters.
-bool is_clean_text(std::string_view text);
-
-/// Length of the UTF-8 sequence at the start of `text`; 0 if there is no valid one.
-std::size_t utf8_length(std::string_view text);
-
 /// What a domain's or rule's name must be, if `name` is not that; else empty.
 std::string name_problem(std::string_view name);
 

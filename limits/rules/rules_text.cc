@@ -5,24 +5,14 @@
 #include <algorithm>
 #include <string_view>
 
-#include <weir/limits/rules/rules_yaml.h>
+#include <weir/limits/text/duration.h>
+#include <weir/limits/text/utf8.h>
 
 namespace weir {
 namespace {
 
 std::string quoted(std::string_view text) {
-  std::string out = "\"";
-  for (char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) {
-      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
+  return internal::quoted_text(text, '"', text.size());
 }
 
 std::string cidr_text(const MatchCidr& cidr) {

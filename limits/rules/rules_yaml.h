@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <weir/limits/rules/rule.h>
+#include <weir/limits/text/duration.h>
 
 namespace weir {
 
@@ -24,16 +25,7 @@ LoadedRules parse_rules(std::string_view yaml, std::string_view file);
 /// The same from a file; one that cannot be read, or is larger than 16 MiB, is an error.
 LoadedRules load_rules(const std::string& path);
 
-/// "500ms", "10s", "1m", "1h", "1d" (also "us" and "ns"), or a sum such as "1h30m" with each unit
-/// at most once, larger ones first; a positive length of at most 366 days. False if `text` is
-/// anything else.
-bool parse_duration(std::string_view text, Nanos& out);
-
 /// How a rule's window reads: "1m30s", or "month (Europe/Berlin)".
 std::string format_window(const Rule& rule);
-
-/// Largest units first, empty ones left out: 90 s is "1m30s". parse_duration reads it back if the
-/// length is in its range.
-std::string format_duration(Nanos duration);
 
 }  // namespace weir

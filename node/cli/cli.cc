@@ -20,6 +20,8 @@
 #include <vector>
 
 #include <weir/limits/rules/rules_yaml.h>
+#include <weir/limits/text/duration.h>
+#include <weir/limits/text/utf8.h>
 #include <weir/node/cli/replay.h>
 #include <weir/node/cli/replay_report.h>
 #include <weir/node/cli/status_view.h>
@@ -45,7 +47,7 @@ void complain(const std::string& text) {
 }
 
 int fail(const std::string& message) {
-  complain("weir: " + printable(message) + "\n");
+  complain("weir: " + internal::printable(message) + "\n");
   return kError;
 }
 
@@ -53,7 +55,7 @@ int fail(const std::string& message) {
 std::shared_ptr<const RuleSet> rules_from(const std::string& path) {
   LoadedRules loaded = load_rules(path);
   for (const RuleError& error : loaded.errors) {
-    complain(printable(error.to_string()) + "\n");
+    complain(internal::printable(error.to_string()) + "\n");
   }
   return loaded.rules;
 }
@@ -378,7 +380,7 @@ std::string check_text(const Reply& reply) {
   std::string out = reply.allowed ? "allowed" : "denied";
   if (reply.repeated) out += " before";
   if (const Status* decider = reply.decider()) {
-    out += " by " + printable(decider->rule);
+    out += " by " + internal::printable(decider->rule);
     if (!reply.allowed) {
       out += decider->retry_after == kNever
                  ? std::string(": this cost can never pass")
@@ -392,7 +394,7 @@ std::string check_text(const Reply& reply) {
     out += ": no enforced rule matches";
   }
   out += '\n';
-  if (!reply.cause.empty()) out += "degraded: " + printable(reply.cause) + '\n';
+  if (!reply.cause.empty()) out += "degraded: " + internal::printable(reply.cause) + '\n';
   if (reply.statuses.empty()) return out;
   using Align = Table::Align;
   Table table({Align::left, Align::left, Align::right, Align::right, Align::right, Align::right});
@@ -483,7 +485,8 @@ int run_reserve(ReserveArguments& arguments) {
   } else {
     print(check_text(reply));
     if (reply.allowed) {
-      print(held.ticket.empty() ? "nothing is held\n" : "ticket " + printable(held.ticket) + "\n");
+      print(held.ticket.empty() ? "nothing is held\n"
+                                : "ticket " + internal::printable(held.ticket) + "\n");
     }
   }
   return reply.allowed ? kOk : kDenied;

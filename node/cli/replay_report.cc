@@ -7,7 +7,8 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
-#include <weir/limits/rules/rules_yaml.h>
+#include <weir/limits/text/duration.h>
+#include <weir/limits/text/utf8.h>
 #include <weir/node/cli/table.h>
 
 namespace weir::node {
@@ -90,20 +91,21 @@ std::string replay_json(const ReplayOptions& options, const RequestLog& log,
 
 std::string replay_text(const ReplayOptions& options, const RequestLog& log,
                         const ReplayReport& report, const std::string& source) {
-  std::string out = fmt::format("{}: {}", printable(source), counted(report.requests, "request"));
+  std::string out =
+      fmt::format("{}: {}", internal::printable(source), counted(report.requests, "request"));
   if (report.requests > 0) {
     out += fmt::format(", {} to {}", timestamp(report.first), timestamp(report.last));
   }
   out += fmt::format("\n{}\n", counted(log.malformed(), "malformed line"));
   const auto& lines = log.malformed_lines();
   for (std::size_t i = 0; i < std::min(lines.size(), kListedInText); ++i) {
-    out += fmt::format("  line {}: {}\n", lines[i].line, printable(lines[i].reason));
+    out += fmt::format("  line {}: {}\n", lines[i].line, internal::printable(lines[i].reason));
   }
   if (log.malformed() > kListedInText) {
     out += fmt::format("  and {} more\n", with_commas(log.malformed() - kListedInText));
   }
-  out +=
-      fmt::format("domain {}, {}", printable(options.domain), counted(options.regions, "region"));
+  out += fmt::format("domain {}, {}", internal::printable(options.domain),
+                     counted(options.regions, "region"));
   if (options.regions > 1) {
     out += fmt::format(", spread by {}, exchange every {}", spread_name(options.spread),
                        format_duration(options.sync_interval));

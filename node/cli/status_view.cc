@@ -8,7 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include <weir/limits/rules/rules_yaml.h>
+#include <weir/limits/text/duration.h>
+#include <weir/limits/text/utf8.h>
 #include <weir/node/cli/table.h>
 
 namespace weir::node {
@@ -131,7 +132,8 @@ std::string status_text(std::span<const NodeAnswer> answers) {
     const std::optional<Json> status = parse(answer, error);
     if (!status) {
       nodes.add({answer.address, "no status"});
-      failures += fmt::format("{}: {}\n", printable(answer.address), printable(error));
+      failures +=
+          fmt::format("{}: {}\n", internal::printable(answer.address), internal::printable(error));
       continue;
     }
     const std::string name = name_of(*status);

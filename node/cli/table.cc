@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include <weir/limits/rules/rules_yaml.h>
-#include <weir/node/utf8.h>
+#include <weir/limits/text/duration.h>
+#include <weir/limits/text/utf8.h>
 
 namespace weir::node {
 namespace {
@@ -19,25 +19,6 @@ std::size_t width(std::string_view text) {
 }
 
 }  // namespace
-
-std::string printable(std::string_view text) {
-  const std::string valid = to_valid_utf8(text);
-  std::string out;
-  out.reserve(valid.size());
-  for (std::size_t i = 0; i < valid.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(valid[i]);
-    const auto next = i + 1 < valid.size() ? static_cast<unsigned char>(valid[i + 1]) : 0u;
-    if (byte < 0x20 || byte == 0x7F) {
-      out += fmt::format("\\x{:02x}", byte);
-    } else if (byte == 0xC2 && next < 0xA0) {  // U+0080 to U+009F: control characters as well
-      out += fmt::format("\\x{:02x}", next);
-      ++i;
-    } else {
-      out += valid[i];
-    }
-  }
-  return out;
-}
 
 std::string with_commas(std::uint64_t number) {
   std::string out = std::to_string(number);
@@ -67,7 +48,7 @@ std::string short_duration(Nanos duration) {
 
 void Table::add(std::vector<std::string> row) {
   row.resize(columns_.size());
-  for (std::string& cell : row) cell = printable(cell);
+  for (std::string& cell : row) cell = internal::printable(cell);
   rows_.push_back(std::move(row));
 }
 

@@ -9,9 +9,6 @@
 
 namespace weir::node {
 
-/// `text` made fit for a terminal: valid UTF-8, with control characters written as \xNN.
-std::string printable(std::string_view text);
-
 /// "1,234,567".
 std::string with_commas(std::uint64_t number);
 

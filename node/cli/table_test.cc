@@ -26,13 +26,6 @@ TEST(Table, CellsCannotControlTheTerminal) {
   EXPECT_EQ(table.text(), "\\x1b[2J\\x0a\n");
 }
 
-TEST(Printable, EscapesControlCharactersAndReplacesWhatIsNotUtf8) {
-  EXPECT_EQ(printable("plain é 水"), "plain é 水");
-  EXPECT_EQ(printable("\x7f\t"), "\\x7f\\x09");
-  EXPECT_EQ(printable("\xc2\x9b\xc2\xa0"), "\\x9b\xc2\xa0");
-  EXPECT_EQ(printable("a\xff\xc2"), "a\uFFFD\uFFFD");
-}
-
 TEST(WithCommas, GroupsThreeDigits) {
   EXPECT_EQ(with_commas(0), "0");
   EXPECT_EQ(with_commas(999), "999");

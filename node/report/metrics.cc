@@ -6,7 +6,7 @@
 #include <prometheus/metric_family.h>
 #include <prometheus/text_serializer.h>
 
-#include <weir/node/utf8.h>
+#include <weir/limits/text/utf8.h>
 
 namespace weir::node {
 namespace {
@@ -25,7 +25,8 @@ class Page {
 
   void add(Labels labels, double value) {
     ClientMetric metric;
-    for (const auto& [name, text] : labels) metric.label.push_back({name, to_valid_utf8(text)});
+    for (const auto& [name, text] : labels)
+      metric.label.push_back({name, internal::to_valid_utf8(text)});
     if (families_.back().type == MetricType::Counter) {
       metric.counter.value = value;
     } else {

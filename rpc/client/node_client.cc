@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include <weir/rpc/net/backoff.h>
 #include <weir/rpc/net/connection.h>
 #include <weir/rpc/net/event_loop.h>
 #include <weir/rpc/wire.h>
@@ -324,7 +325,6 @@ class Core final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> dial();
   kj::Promise<void> serve(kj::Own<UvStream> stream);
   void went_down(const std::string& why);
-  kj::Duration next_backoff();
 
   bool admit(const CallPtr& call);
   void end(Call& call, const Error& error);
@@ -350,7 +350,7 @@ class Core final : private kj::TaskSet::ErrorHandler {
   State state_ = State::down;
   std::optional<Address> address_;
   std::string last_error_;
-  Nanos backoff_;
+  Backoff backoff_;
   Clock::time_point up_since_;
   kj::Maybe<kj::Own<kj::PromiseFulfiller<void>>> give_up_;
 
@@ -383,7 +383,10 @@ Core::Core(EventLoop& loop, const NodeClientOptions& options, std::atomic<bool>&
       options_(options),
       connected_(connected),
       open_until_(open_until),
-      backoff_(options.backoff_min),
+      backoff_({options.backoff_min, options.backoff_max},
+               [this](std::uint64_t n) {
+                 return std::uniform_int_distribution<std::uint64_t>(0, n - 1)(random_);
+               }),
       circuit_wait_(options.breaker_open),
       tasks_(*this) {
   address_ = parse_address(options.address, last_error_);
@@ -409,7 +412,7 @@ kj::Promise<void> Core::dial() {
             [](kj::Exception&& e) { return reason(e); })
       .then([this](std::string&& why) {
         went_down(why);
-        return loop_.timer().afterDelay(next_backoff());
+        return loop_.timer().afterDelay(backoff_.next() * kj::NANOSECONDS);
       })
       .then([this] {
         state_ = State::connecting;
@@ -431,7 +434,7 @@ kj::Promise<void> Core::serve(kj::Own<UvStream> stream) {
 }
 
 void Core::went_down(const std::string& why) {
-  if (state_ == State::up && Clock::now() - up_since_ > kSettled) backoff_ = options_.backoff_min;
+  if (state_ == State::up && Clock::now() - up_since_ > kSettled) backoff_.reset();
   state_ = State::down;
   connected_ = false;
   last_error_ = why;
@@ -445,12 +448,6 @@ void Core::went_down(const std::string& why) {
   }
   for (const SingleCallPtr& call : std::exchange(singles_, {})) end(*call, reply.error);
   for (auto& done : std::exchange(status_waiting_, {})) done({}, reply.error);
-}
-
-kj::Duration Core::next_backoff() {
-  Nanos high = std::max(options_.backoff_min, std::min(options_.backoff_max, backoff_ * 3));
-  backoff_ = std::uniform_int_distribution<Nanos>(options_.backoff_min, high)(random_);
-  return backoff_ * kj::NANOSECONDS;
 }
 
 // ---- Calls ----

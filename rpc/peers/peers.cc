@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include <weir/rpc/net/backoff.h>
 #include <weir/rpc/net/connection.h>
 #include <weir/rpc/net/listener.h>
 #include <weir/rpc/peers/handshake.h>
@@ -27,6 +28,12 @@ constexpr auto kSettled = 10 * kj::SECONDS;
 
 kj::Duration duration(Nanos n) {
   return n * kj::NANOSECONDS;
+}
+
+std::uint64_t random_below(std::uint64_t n) {
+  std::uint64_t random = 0;
+  randombytes_buf(&random, sizeof random);
+  return random % n;
 }
 
 kj::Exception refusal(std::string why) {
@@ -258,7 +265,7 @@ class PeerNetwork::Impl::Outgoing {
       : net_(network),
         index_(index),
         address_(address),
-        backoff_(network.options.backoff_min),
+        backoff_({network.options.backoff_min, network.options.backoff_max}, random_below),
         running_(run().eagerlyEvaluate(nullptr)) {}
   ~Outgoing() { down(); }
 
@@ -311,12 +318,11 @@ class PeerNetwork::Impl::Outgoing {
   void up(const crdt::Incarnation& incarnation, schema::Link::Client link);
   kj::Promise<void> keep_alive();
   void failed(const kj::Exception& e);
-  kj::Duration next_backoff();
 
   Impl& net_;
   crdt::PeerIndex index_;
   Address address_;
-  Nanos backoff_;
+  Backoff backoff_;
   bool refused_ = false;  // what failed the attempt was a refusal, not the network
   Party self_;
   kj::Own<Connection> connection_;
@@ -330,11 +336,11 @@ kj::Promise<void> PeerNetwork::Impl::Outgoing::run() {
       .then([] {}, [this](kj::Exception&& e) { failed(e); })
       .then([this] {
         if (session_.get() != nullptr && timer().now() - up_since_ > kSettled) {
-          backoff_ = net_.options.backoff_min;
+          backoff_.reset();
         }
         down();
         connection_ = nullptr;
-        return timer().afterDelay(next_backoff());
+        return timer().afterDelay(duration(backoff_.next()));
       })
       .then([this] { return run(); });
 }
@@ -454,16 +460,6 @@ void PeerNetwork::Impl::Outgoing::failed(const kj::Exception& e) {
   std::string why = reason(e);
   net_.counters[index_].last_error = why;
   if (refused_) net_.report(label(peer()), why);
-}
-
-/// Decorrelated jitter: members that lost each other at once do not come back at once.
-kj::Duration PeerNetwork::Impl::Outgoing::next_backoff() {
-  const PeerOptions& settings = net_.options;
-  Nanos spread =
-      std::max<Nanos>(1, std::min(settings.backoff_max, backoff_ * 3) - settings.backoff_min);
-  auto steps = static_cast<std::uint32_t>(std::min<Nanos>(spread / kMicrosecond + 1, 1u << 30));
-  backoff_ = settings.backoff_min + static_cast<Nanos>(randombytes_uniform(steps)) * kMicrosecond;
-  return duration(backoff_);
 }
 
 bool PeerNetwork::Impl::Outgoing::send(const crdt::Message& message) {

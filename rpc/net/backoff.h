@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <string_view>
 
 #include <weir/crdt/time.h>
 
@@ -15,10 +14,11 @@ struct BackoffOptions {
   Nanos longest = 10 * kMinute;     ///< beyond this a Retry-After is cut: whoever sends it may err
 };
 
-/// How long to wait before asking a limited API again, for its callers: decorrelated jitter
-/// (uniform between `base` and three times the wait before, at most `cap`; Brooker, "Exponential
-/// Backoff And Jitter", 2015), so that callers that were denied together do not come back together.
-/// What a Retry-After asks for is a floor, with jitter on top and never below it.
+/// How long to wait before trying again: a node that cannot be reached, or a limited API, for its
+/// callers. Decorrelated jitter (uniform between `base` and three times the wait before, at most
+/// `cap`; Brooker, "Exponential Backoff And Jitter", 2015), so that callers that were denied
+/// together do not come back together. What a Retry-After asks for is a floor, with jitter on top
+/// and never below it.
 ///
 /// Not thread-safe: one for each thing that is retried. Reads no clock.
 class Backoff {
@@ -37,10 +37,5 @@ class Backoff {
   const Random random_;
   Nanos last_;
 };
-
-/// The value of a Retry-After header (RFC 9110, 10.2.3): seconds, or an HTTP date in any of its
-/// three forms, from which `now` (since the Unix epoch) is taken; a date that is past is 0. Empty
-/// if it is neither. Seconds beyond kMaxTime are cut to it.
-std::optional<Nanos> parse_retry_after(std::string_view value, Nanos now);
 
 }  // namespace weir
