@@ -8,7 +8,8 @@
 
 namespace weir {
 
-/// What one matching rule says of one request.
+/// What one matching rule says of one descriptor of a request. Where several descriptors count in
+/// one series of the rule, it says the same of each: what becomes of the sum of their costs.
 struct RuleStatus {
   std::uint32_t rule = 0;   ///< index into the rules of Decision::version
   bool allowed = true;      ///< this rule alone
@@ -26,6 +27,8 @@ struct RuleStatus {
   /// Escrow, denied: there are no rights left here, but other members may have some, and are being
   /// asked. retry_after is then when to try again, and not exact.
   bool elsewhere = false;
+  /// Which of the request's descriptors: 0 is Request::descriptor, those of Request::more follow.
+  std::uint16_t descriptor = 0;
   /// Leaky buckets, allowed: time after which the request should be forwarded, so that no more
   /// than the limit leaves per window. Exact: until what came before it has drained, rounded up to
   /// 1 ns. Else 0.
@@ -46,7 +49,8 @@ struct Decision {
   /// Of the rules that decided: see Limiter::rules(). From 1, one more with each reload. What is
   /// told again is told in terms of those that are in force then, of rules that are still there.
   std::uint64_t version = 0;
-  /// Every rule that matched, in rule order, shadow rules included.
+  /// Every rule that matched, in rule order, shadow rules included: those of the first descriptor,
+  /// then those of the next one.
   std::vector<RuleStatus> statuses;
 
   /// Allowed: time after which the request should be forwarded, the longest that an enforcing rule
@@ -74,7 +78,7 @@ struct Ticket {
 /// What became of a ticket.
 struct Settled {
   bool known = false;      ///< it was open; if not, nothing has changed
-  std::uint64_t hits = 0;  ///< as reserved
+  std::uint64_t hits = 0;  ///< as reserved, of the first descriptor
   bool lapsed = false;     ///< some window's time was over: there nothing was counted
   /// What was counted is durable only after the next commit, as some rule promises.
   bool wants_commit = false;

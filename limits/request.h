@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -14,10 +15,22 @@ struct Entry {
   std::string_view value;
 };
 
+/// One thing that a request asks for: entries, and how many units.
+struct Descriptor {
+  std::span<const Entry> entries;  ///< if a key occurs twice, the first one counts
+  std::uint64_t hits = 1;          ///< as Request::hits
+};
+
+/// Descriptors of one request at most, the first included. Whoever takes requests from outside
+/// refuses more. A limiter does not look: it decides on up to 65,536, in time and memory that grow
+/// with them.
+inline constexpr std::size_t kMaxDescriptors = 16;
+
 /// "May this request pass?" Views only: everything must outlive the call.
 struct Request {
   std::string_view domain;
-  /// The descriptor. If a key occurs twice, the first one counts.
+  /// The descriptor, the first one if there are several. If a key occurs twice, the first one
+  /// counts.
   std::span<const Entry> descriptor;
   /// How many units the request asks for, multiplied by each rule's cost. 0 peeks: it reports the
   /// state of each rule and consumes nothing.
@@ -34,8 +47,24 @@ struct Request {
   /// Escrow: what it asks for was noted before, perhaps by another member. It is no sign of demand
   /// here.
   bool demand_noted = false;
+  /// Further descriptors of the same request, each with hits of its own. All pass or none does: a
+  /// series that several of them count in must have room for the sum of their costs.
+  std::span<const Descriptor> more = {};
 
-  /// The value of `key`, or nullptr.
+  std::size_t descriptors() const { return 1 + more.size(); }
+  /// What it would be with this descriptor alone, in a request without an id. `index` is below
+  /// descriptors().
+  Request part(std::size_t index) const {
+    Request one = *this;
+    one.id = {};
+    one.more = {};
+    if (index == 0) return one;
+    one.descriptor = more[index - 1].entries;
+    one.hits = more[index - 1].hits;
+    return one;
+  }
+
+  /// The value of `key` in the first descriptor, or nullptr.
   const std::string_view* find(std::string_view key) const {
     for (const Entry& entry : descriptor) {
       if (internal::same_text(entry.key, key)) return &entry.value;
