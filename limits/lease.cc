@@ -28,7 +28,7 @@ Lease grant_lease(Limiter& limiter, const Request& request, const LeaseTerms& te
   const Nanos newest = std::max(now, wall);
   Nanos end = newest + std::clamp<Nanos>(terms.term, 0, kMaxLeaseTerm);
   std::uint64_t hits = std::min(terms.most, kMaxLeaseHits);
-  bool possible = request.id.empty() && request.hits > 0;
+  bool possible = request.id.empty() && request.more.empty() && request.hits > 0;
   bool counted = false;
   std::vector<std::uint32_t> matched;
   const std::shared_ptr<const RuleSet> rules = limiter.rules();

@@ -31,7 +31,8 @@ inline constexpr Nanos kMaxLeaseTerm = kMinute;
 ///
 /// Can be leased: fixed and sliding windows, until the window or sub-window ends; token buckets.
 /// Not: sliding logs, which count by instants; leaky buckets, which give each request a delay;
-/// rules that promise that what passed is on the disk; requests with an id.
+/// rules that promise that what passed is on the disk; requests with an id, and those of several
+/// descriptors.
 ///
 /// `now` as in Limiter::check. `wall` is the newest time known, where that is ahead of `now`: the
 /// window ends by it. Thread-safe; not during a Limiter::reload.

@@ -89,6 +89,11 @@ TEST(Lease, NotWhereAHitMustBeAskedFor) {
   Ask named;
   named.request.id = "id";
   EXPECT_FALSE(granted(other, named.request));
+  Entry second{"key", "of another series"};
+  Descriptor more{{&second, 1}, 1};
+  Ask several;
+  several.request.more = {&more, 1};
+  EXPECT_FALSE(granted(other, several.request));
   other.durability = Durability::commit;
   EXPECT_FALSE(granted(other, Ask().request));
   other = rule("other", 1000);

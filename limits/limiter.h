@@ -51,6 +51,7 @@ struct LimiterOptions {
   std::size_t max_tickets = 1u << 16;
 };
 
+/// A request counts once for each of its descriptors that the rule matches.
 struct RuleCounters {
   std::uint64_t allowed = 0;   ///< requests to which this rule had no objection
   std::uint64_t denied = 0;    ///< requests it denied (for a shadow rule: would have)
@@ -97,7 +98,8 @@ class Limiter {
   Limiter& operator=(const Limiter&) = delete;
 
   /// Evaluates every rule that matches and, if all enforcing ones allow, consumes from each; a
-  /// denied request consumes nothing. `now` is clamped so that time never runs backwards for a
+  /// denied request consumes nothing. So does one of several descriptors: the rules of each of them
+  /// must allow. `now` is clamped so that time never runs backwards for a
   /// thread; between threads, and for those beyond the fifteenth, it may by less than a
   /// millisecond. Reusing `out` avoids allocation.
   ///
@@ -123,8 +125,10 @@ class Limiter {
   static constexpr Nanos kMaxHold = kDay;
   /// The hold goes, and `actual` hits are counted, more than were reserved and beyond the limit
   /// too: in windows and logs at the instant of the reservation (nothing, if no decision reads that
-  /// any more), in buckets at `now`. Settles once.
+  /// any more), in buckets at `now`. Settles once. Of several descriptors `actual` are the hits of
+  /// the first one, or of as many as it has numbers for; the others are counted as reserved.
   Settled settle(Ticket ticket, std::uint64_t actual, Nanos now);
+  Settled settle(Ticket ticket, std::span<const std::uint64_t> actual, Nanos now);
   /// Settles in full what has timed out at `now`, at most `max` tickets. Returns how many. Call it
   /// every now and then; it costs little if there are none.
   std::size_t settle_due(Nanos now, std::size_t max);
@@ -151,7 +155,7 @@ class Limiter {
   std::shared_ptr<const RuleSet> rules() const;
   /// Those that a decision with this `version` went by. Null if eight newer ones were loaded since.
   std::shared_ptr<const RuleSet> rules(std::uint64_t version) const;
-  /// The series that `rule` (an index) counts this request in. The request must match.
+  /// The series that `rule` (an index) counts this request's first descriptor in, which must match.
   crdt::SeriesId series_of(std::uint32_t rule, const Request& request) const;
   /// Since the limiter was made. A rule that was gone for so long that it has no series left may
   /// begin anew.
@@ -162,7 +166,7 @@ class Limiter {
   TicketCounters tickets() const;
   std::size_t series_count() const;
   /// Units consumed in the rule's current window or, for buckets, owed now; own and merged counts,
-  /// and what is held.
+  /// and what is held. Of the request's first descriptor.
   std::uint64_t used(std::uint32_t rule, const Request& request, Nanos now);
 
   /// Forgets series that are over at `floor` (windows past, buckets full), drained and not held,

@@ -144,6 +144,47 @@ class PlainLimiter {
     return decide(key, hits, post, given, nullptr);
   }
 
+  /// One descriptor of a request.
+  struct Part {
+    std::string key;
+    std::uint64_t hits = 1;
+    bool post = false;
+  };
+  /// All or nothing, on the sum of what each series is asked for. A rule without key entries has
+  /// one series, "". The answer is by part, then by rule.
+  Answer check_all(const std::vector<Part>& parts, Nanos given) {
+    now_ = std::max(now_, given);
+    std::map<std::pair<std::size_t, std::string>, Uint128> sums;
+    auto series = [&](std::size_t i, const Part& part) {
+      return std::pair(i, rules_[i].key.empty() ? std::string() : part.key);
+    };
+    for (const Part& part : parts) {
+      for (std::size_t i : order_) {
+        sums[series(i, part)] += cost(rules_[i], part.hits, part.post);
+      }
+    }
+    Answer answer;
+    std::map<std::pair<std::size_t, std::string>, bool> fit;
+    for (const auto& [at, units] : sums) {
+      auto capped = static_cast<std::uint64_t>(std::min<Uint128>(units, ~std::uint64_t{0}));
+      fit[at] = admits(at.first, at.second, capped);
+      if (!fit[at] && !rules_[at.first].shadow) answer.allowed = false;
+    }
+    for (const auto& [at, units] : sums) {
+      if (!answer.allowed || !fit[at] || units == 0) continue;
+      note_life(at.first, at.second);
+      used_by_[at.first][at.second] = rules_[at.first];
+      logs_[at.first][at.second].push_back({now_, static_cast<std::uint64_t>(units)});
+    }
+    for (const Part& part : parts) {
+      for (std::size_t i : order_) {
+        answer.rules.push_back(fit[series(i, part)]);
+        answer.remaining.push_back(remaining(i, series(i, part).second));
+      }
+    }
+    return answer;
+  }
+
   /// What one reservation holds. `units` of each rule that holds any, and what a hit costs there.
   struct Holding {
     std::string key;

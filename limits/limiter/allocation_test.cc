@@ -3,6 +3,8 @@
 #include <weir/limits/counted_new.h>
 #include <weir/limits/limiter.h>
 
+#include <array>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,6 +32,7 @@ struct Case {
   Algorithm algorithm;
   int rules;
   std::uint64_t limit;
+  std::size_t descriptors = 1;  ///< of a request; the last one meets the first one's series
 };
 
 /// Allocations of 10,000 decisions on keys that were each seen before, time passing.
@@ -54,15 +57,24 @@ std::uint64_t count(const Case& given) {
     keys.push_back("a key longer than a small string " + std::to_string(i));
   Decision decision;
   auto ask = [&](int i) {
-    Entry entry{"api_key", keys[static_cast<std::size_t>(i % kKeys)]};
-    limiter.check({"api", {&entry, 1}, 1}, kNow + i * kMicrosecond, decision);
+    std::array<Entry, 4> entries;
+    std::array<Descriptor, 4> descriptors;
+    for (std::size_t j = 0; j < given.descriptors; ++j) {
+      bool again = j > 0 && j + 1 == given.descriptors;
+      int key = (i + static_cast<int>(again ? 0 : j)) % kKeys;
+      entries[j] = {"api_key", keys[static_cast<std::size_t>(key)]};
+      descriptors[j] = {{&entries[j], 1}, 1};
+    }
+    Request request{"api", {entries.data(), 1}, 1};
+    request.more = std::span(descriptors).subspan(1, given.descriptors - 1);
+    limiter.check(request, kNow + i * kMicrosecond, decision);
   };
   for (int i = 0; i < 2 * kKeys; ++i) ask(i);
   std::uint64_t before = allocations;
   for (int i = 2 * kKeys; i < 10'000; ++i) ask(i);
   std::uint64_t made = allocations - before;
   EXPECT_EQ(decision.allowed, given.limit > 10'000);
-  EXPECT_EQ(decision.statuses.size(), static_cast<std::size_t>(given.rules));
+  EXPECT_EQ(decision.statuses.size(), static_cast<std::size_t>(given.rules) * given.descriptors);
   return made;
 }
 
@@ -72,8 +84,11 @@ TEST(Allocation, ADecisionOnAKnownKeyAllocatesNothing) {
       for (std::uint64_t limit : {1'000'000u, 2u}) {
         // A log remembers every admission, which takes memory; a denial takes none.
         if (algorithm == Algorithm::sliding_log && limit > 2) continue;
-        EXPECT_EQ(count({algorithm, rules, limit}), 0u)
-            << to_string(algorithm) << ", " << rules << " rules, limit " << limit;
+        for (std::size_t descriptors : {1u, 2u, 4u}) {
+          EXPECT_EQ(count({algorithm, rules, limit, descriptors}), 0u)
+              << to_string(algorithm) << ", " << rules << " rules, limit " << limit << ", "
+              << descriptors << " descriptors";
+        }
       }
     }
   }

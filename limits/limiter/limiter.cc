@@ -113,8 +113,9 @@ void Limiter::Impl::translate(const Program& program, const RuleSet& told_by, De
     status.rule = found->second;
     return false;
   });
-  std::sort(out.statuses.begin(), out.statuses.end(),
-            [](const RuleStatus& a, const RuleStatus& b) { return a.rule < b.rule; });
+  std::sort(out.statuses.begin(), out.statuses.end(), [](const RuleStatus& a, const RuleStatus& b) {
+    return std::pair(a.descriptor, a.rule) < std::pair(b.descriptor, b.rule);
+  });
   for (std::size_t i = 0; i < out.statuses.size(); ++i) {
     if (!out.statuses[i].shadow) pick_decider(out, static_cast<int>(i));
   }
@@ -137,6 +138,26 @@ SeriesId Limiter::Impl::series_of(const Plan& plan, const Request& request,
 
 void Limiter::Impl::prepare(const Request& request, Nanos now, Local& work, Items& items) {
   items.clear();
+  if (request.more.empty()) [[likely]] {
+    prepare_one(request, now, work, items);
+  } else {
+    prepare_several(request, now, work, items);
+  }
+}
+
+void Limiter::Impl::prepare_several(const Request& request, Nanos now, Local& work, Items& items) {
+  constexpr std::size_t kLast = std::numeric_limits<std::uint16_t>::max();
+  for (std::size_t i = 0; i < request.descriptors(); ++i) {
+    std::size_t first = items.size();
+    prepare_one(request.part(i), now, work, items);
+    for (Item& item : items.all().subspan(first)) {
+      item.descriptor = static_cast<std::uint16_t>(std::min(i, kLast));
+    }
+  }
+  items.join_series();
+}
+
+void Limiter::Impl::prepare_one(const Request& request, Nanos now, Local& work, Items& items) {
   const Program& program = *work.program;
   if (program.gates.empty() || !request.only.empty()) {
     prepare_by_index(request, now, work, items);
@@ -188,7 +209,8 @@ inline void Limiter::Impl::add(const Plan& plan, const SeriesId& known, const Re
 void Limiter::Impl::check(const Request& request, Nanos given, Decision& out) {
   Local& work = local();
   work.program = programs.kept(work.stripe);
-  if (work.sole && work.program != nullptr && request.id.empty()) [[likely]] {
+  bool plain = (request.id.size() | request.more.size()) == 0;  // in one branch
+  if (work.sole && work.program != nullptr && plain) [[likely]] {
     Sole sole = sole_match(*work.program, request);
     if (sole.plan != nullptr && sole.plan->small) [[likely]] {
       const SeriesId id = id_of(*sole.plan, *sole.value, work);
@@ -208,8 +230,8 @@ void Limiter::Impl::check_any(const Request& request, Local& work, Nanos given, 
   Nanos now = clamp(given, work.stripe);
   Items& items = work.items[0];
   prepare(request, now, work, items);
-  work.sole = items.size() == 1;
-  decide_prepared(request, items.all(), work, now, out);
+  if (request.more.empty()) work.sole = items.size() == 1;
+  decide_prepared(request, items, work, now, out);
 }
 
 Limiter::Impl::Sole Limiter::Impl::sole_match(const Program& program, const Request& request) {
@@ -228,14 +250,25 @@ Limiter::Impl::Sole Limiter::Impl::sole_match(const Program& program, const Requ
   return sole;
 }
 
-void Limiter::Impl::decide_prepared(const Request& request, std::span<Item> items, Local& work,
-                                    Nanos now, Decision& out) {
+void Limiter::Impl::decide_prepared(const Request& request, Items& items, Local& work, Nanos now,
+                                    Decision& out) {
+  // The quick way for one item knows no descriptor but the first.
   if (request.id.empty()) {
-    bool decided = items.size() == 1 ? decide_alone(items[0], work, now, out)
-                                     : decide_few(items, work, now, out);
+    std::span<Item> all = items.all();
+    bool decided = all.size() == 1 && request.more.empty() ? decide_alone(all[0], work, now, out)
+                                                           : decide_few(all, work, now, out);
+    if (decided && items.joined()) [[unlikely]]
+      tell_joined(items, work, out);
     if (decided) return;
   }
   decide_once(request, items, work, now, out);
+}
+
+void Limiter::Impl::tell_joined(const Items& items, Local& work, Decision& out) {
+  items.tell_joined(out);
+  for (std::size_t i = 0; i < out.statuses.size(); ++i) {
+    if (items.tells_again(i)) count(out.statuses[i], work);
+  }
 }
 
 void Limiter::Impl::check(std::span<const Request> requests, Nanos given, std::span<Decision> out) {
@@ -246,14 +279,14 @@ void Limiter::Impl::check(std::span<const Request> requests, Nanos given, std::s
   for (std::size_t i = 0; i < requests.size() + kAhead; ++i) {
     Items& items = work.items[i % kAhead];
     if (i >= kAhead && i - kAhead < requests.size()) {
-      decide_prepared(requests[i - kAhead], items.all(), work, now, out[i - kAhead]);
+      decide_prepared(requests[i - kAhead], items, work, now, out[i - kAhead]);
     }
     if (i < requests.size()) prepare(requests[i], now, work, items);
   }
 }
 
-void Limiter::Impl::decide_once(const Request& request, std::span<Item> items, Local& work,
-                                Nanos now, Decision& out) {
+void Limiter::Impl::decide_once(const Request& request, Items& items, Local& work, Nanos now,
+                                Decision& out) {
   if (request.id.empty()) {
     decide(items, work, now, out);
   } else {
@@ -264,7 +297,8 @@ void Limiter::Impl::decide_once(const Request& request, std::span<Item> items, L
   }
 }
 
-void Limiter::Impl::decide(std::span<Item> items, Local& work, Nanos now, Decision& out) {
+void Limiter::Impl::decide(Items& all, Local& work, Nanos now, Decision& out) {
+  std::span<Item> items = all.all();
   for (bool again = false;; again = true) {
     for (Item& item : items) {
       if (item.entry == nullptr) item.entry = table.find(item.id, item.first);
@@ -275,6 +309,7 @@ void Limiter::Impl::decide(std::span<Item> items, Local& work, Nanos now, Decisi
     }
     break;
   }
+  if (all.joined()) all.tell_joined(out);
   out.version = work.program->version;
   for (const RuleStatus& status : out.statuses) count_any(status, work);
 }
@@ -339,6 +374,7 @@ inline bool Limiter::Impl::decide_alone(const Plan& plan, const SeriesId id,
       status.remaining -= cost;
   }
   status.rule = plan.index;
+  status.descriptor = 0;
   status.shadow = plan.shadow;
   status.degraded = status.elsewhere = false;
   out.allowed = status.allowed || plan.shadow;
@@ -396,6 +432,7 @@ bool Limiter::Impl::decide_few(std::span<Item> items, Local& work, Nanos now, De
       wants_commit |= plan.commit;
     }
     status->rule = item.rule;
+    status->descriptor = item.descriptor;
     status->shadow = plan.shadow;
     status->degraded = status->elsewhere = false;
     if (!plan.shadow && decides(*status, deciding, allowed)) deciding = status;
@@ -649,6 +686,10 @@ Ticket Limiter::reserve(const Request& request, Nanos now, Nanos timeout, Decisi
 }
 
 Settled Limiter::settle(Ticket ticket, std::uint64_t actual, Nanos now) {
+  return settle(ticket, {&actual, 1}, now);
+}
+
+Settled Limiter::settle(Ticket ticket, std::span<const std::uint64_t> actual, Nanos now) {
   std::optional<OpenTicket> open = impl_->tickets.take(ticket.number);
   if (!open) return {};
   return impl_->settle_ticket(*open, actual, impl_->clamp(now, local().stripe));

@@ -12,7 +12,9 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 
@@ -80,6 +82,7 @@ struct Item {
   bool brisk = false;    // evaluated by its small bucket: `owed` is what it owes
   bool waits = false;    // what it consumed is ahead of what is durable
   bool noted = false;    // Request::demand_noted
+  std::uint16_t descriptor = 0;
   SeriesEntry* entry = nullptr;
   SeriesEntry* first = nullptr;  // where it is looked for first
   Lane* lane = nullptr;          // where this thread has one, if it has
@@ -93,6 +96,7 @@ struct Item {
   void begin_anew() {
     mode = Mode::consume;
     made = no_room = brisk = waits = false;
+    descriptor = 0;
     entry = nullptr;
   }
 };
@@ -100,7 +104,10 @@ struct Item {
 /// Grows and is used again: setting up an Item costs more than most of what is done with it.
 class Items {
  public:
-  void clear() { size_ = 0; }
+  void clear() {
+    size_ = 0;
+    told_.clear();
+  }
   std::size_t size() const { return size_; }
   Item& next() {
     if (size_ == made_) {
@@ -113,7 +120,27 @@ class Items {
   }
   std::span<Item> all() { return {items_.data(), size_}; }
 
+  /// Of several descriptors: one item decides for all that have its series, on the sum of their
+  /// costs, and the others go.
+  void join_series();
+  bool joined() const { return !told_.empty(); }
+  /// The item that a status of the whole answer is about.
+  const Item& told(std::size_t status) const {
+    return items_[joined() ? told_[status].item : status];
+  }
+  /// From a status for each item to one for each rule of each descriptor.
+  void tell_joined(Decision& out) const;
+  /// Of the whole answer: an earlier status is about the same item.
+  bool tells_again(std::size_t status) const { return told_[status].again; }
+
  private:
+  struct Told {
+    std::uint32_t item = 0;
+    std::uint16_t descriptor = 0;
+    bool again = false;
+  };
+  std::vector<Told> told_;  // by status; none: a status is that of the item in its place
+  std::vector<std::uint32_t> order_;
   std::vector<Item> items_;
   std::size_t made_ = 0;  // items_.size(), which divides
   std::size_t size_ = 0;
@@ -125,7 +152,7 @@ struct Local {
   bool sole = true;                  // the last request met one rule: the next one may, too
   std::vector<std::uint32_t> matched;
   std::array<Items, kAhead> items;  // of a request, and of those of its batch that come next
-  std::vector<SeriesEntry*> locked;
+  std::vector<Item*> locked;
   std::vector<LogEntry> log;
   std::string key;
   SeriesMemo memo;
@@ -377,6 +404,9 @@ struct Limiter::Impl {
 
   /// The rules that apply, and where their series are.
   void prepare(const Request& request, Nanos now, Local& work, Items& items);
+  [[gnu::noinline]] void prepare_several(const Request& request, Nanos now, Local& work,
+                                         Items& items);
+  void prepare_one(const Request& request, Nanos now, Local& work, Items& items);
   [[gnu::noinline]] void prepare_by_index(const Request& request, Nanos now, Local& work,
                                           Items& items);
   [[gnu::noinline]] void add_any(const Plan& plan, const Request& request, Nanos now, Local& work,
@@ -420,17 +450,15 @@ struct Limiter::Impl {
     const std::string_view* value = nullptr;
   };
   [[gnu::noinline]] static Sole sole_match(const Program& program, const Request& request);
-  void decide_prepared(const Request& request, std::span<Item> items, Local& work, Nanos now,
-                       Decision& out);
+  void decide_prepared(const Request& request, Items& items, Local& work, Nanos now, Decision& out);
   void check(std::span<const Request> requests, Nanos given, std::span<Decision> out);
-  void decide_once(const Request& request, std::span<Item> items, Local& work, Nanos now,
-                   Decision& out);
+  void decide_once(const Request& request, Items& items, Local& work, Nanos now, Decision& out);
 
   /// What was told to this id before, or what `decide_now` makes of it. The lock of an id is taken
   /// before those of series, never with one in hand.
   template <typename Decide>
-  Ticket by_id(const Request& request, std::span<const Item> items, const Program& program,
-               Nanos now, Decision& out, Decide decide_now) {
+  Ticket by_id(const Request& request, const Items& items, const Program& program, Nanos now,
+               Decision& out, Decide decide_now) {
     RequestIds::Answer answer;
     ids.once(request.domain, request.id, now, [&](const RequestIds::Answer* known) {
       if (known != nullptr) {
@@ -452,19 +480,20 @@ struct Limiter::Impl {
     return answer.ticket;
   }
 
-  static bool consumed(std::span<const Item> items, const Decision& decision) {
+  static bool consumed(const Items& items, const Decision& decision) {
     if (!decision.allowed) return false;
-    for (std::size_t i = 0; i < items.size(); ++i) {
-      if (decision.statuses[i].allowed && items[i].cost > 0) return true;
+    for (std::size_t i = 0; i < decision.statuses.size(); ++i) {
+      if (decision.statuses[i].allowed && items.told(i).cost > 0) return true;
     }
     return false;
   }
-  void decide(std::span<Item> items, Local& work, Nanos now, Decision& out);
+  void decide(Items& items, Local& work, Nanos now, Decision& out);
 
   [[gnu::always_inline]] static void count(const RuleStatus& status, Local& work) {
     AtomicCounters& counter = work.program->counters[work.stripe][status.rule];
     add_one(status.allowed ? counter.allowed : counter.denied, work.alone());
   }
+  [[gnu::noinline]] static void tell_joined(const Items& items, Local& work, Decision& out);
   static void count_any(const RuleStatus& status, Local& work) {
     count(status, work);
     AtomicCounters& counter = work.program->counters[work.stripe][status.rule];
@@ -538,7 +567,7 @@ struct Limiter::Impl {
 
   /// In the order of addresses, so that two requests cannot wait for each other. If an entry has
   /// been removed since it was found, nothing is locked and false returned.
-  bool lock_all(std::span<Item> items, std::vector<SeriesEntry*>& locked);
+  bool lock_all(std::span<Item> items, std::vector<Item*>& locked);
   static void unlock_all(std::span<Item> items);
 
   /// Decides and unlocks. False, with nothing decided, if series must be made first.
@@ -579,10 +608,11 @@ struct Limiter::Impl {
   // Reservations.
 
   Ticket reserve(const Request& request, Nanos given, Nanos timeout, Decision& out);
-  Ticket reserve(const Request& request, std::span<Item> items, Local& work, Nanos now,
-                 Nanos timeout, Decision& out);
+  Ticket reserve(const Request& request, Items& items, Local& work, Nanos now, Nanos timeout,
+                 Decision& out);
   void hold(const Plan& plan, const Item& item, Nanos now);
-  Settled settle_ticket(const OpenTicket& ticket, std::uint64_t actual, Nanos now);
+  /// Descriptors beyond `actual` as reserved.
+  Settled settle_ticket(const OpenTicket& ticket, std::span<const std::uint64_t> actual, Nanos now);
 
   /// Of the rule in force that an entry belongs to. If there is none, of the one that it was last
   /// used by.

@@ -11,28 +11,32 @@ Ticket Limiter::Impl::reserve(const Request& request, Nanos given, Nanos timeout
   Programs::Use program = use(work);
   work.program = &*program;
   Nanos now = clamp(given, work.stripe);
-  prepare(request, now, work, work.items[0]);
-  std::span<Item> items = work.items[0].all();
+  Items& items = work.items[0];
+  prepare(request, now, work, items);
   auto reserve_now = [&] { return reserve(request, items, work, now, timeout, out); };
   return request.id.empty() ? reserve_now()
                             : by_id(request, items, *program, now, out, reserve_now);
 }
 
-Ticket Limiter::Impl::reserve(const Request& request, std::span<Item> items, Local& work, Nanos now,
+Ticket Limiter::Impl::reserve(const Request& request, Items& items, Local& work, Nanos now,
                               Nanos timeout, Decision& out) {
-  bool room = request.hits > 0 && tickets.keep_room();
-  for (Item& item : items) item.mode = room ? Mode::hold : Mode::no_ticket;
+  bool asks = request.hits > 0 || std::any_of(request.more.begin(), request.more.end(),
+                                              [](const Descriptor& each) { return each.hits > 0; });
+  bool room = asks && tickets.keep_room();
+  for (Item& item : items.all()) item.mode = room ? Mode::hold : Mode::no_ticket;
   decide(items, work, now, out);
   if (room) out.wants_commit = false;  // when it is settled
   OpenTicket ticket;
-  for (std::size_t i = 0; i < items.size() && out.allowed; ++i) {
-    const Item& item = items[i];
+  for (std::size_t i = 0; i < out.statuses.size() && out.allowed; ++i) {
+    const Item& item = items.told(i);
     const Plan& plan = *item.plan;
     RuleStatus& status = out.statuses[i];
-    if (!status.allowed || status.degraded || item.cost == 0) continue;
+    const Request part = request.part(status.descriptor);
+    const std::uint64_t units = cost_of(plan, part);
+    if (!status.allowed || status.degraded || units == 0) continue;
     if (room) {
       ticket.holds.push_back(
-          {item.id, epoch_of(plan, item, now), plan.rule->cost_of(request), item.cost});
+          {item.id, epoch_of(plan, item, now), plan.rule->cost_of(part), units, status.descriptor});
     } else {
       status.degraded = true;
       add_one(work.program->counters[work.stripe][item.rule].degraded, work.alone());
@@ -42,7 +46,9 @@ Ticket Limiter::Impl::reserve(const Request& request, std::span<Item> items, Loc
     if (room) tickets.give_room_back();
     return {};
   }
-  ticket.hits = request.hits;
+  for (std::size_t i = 0; i < request.descriptors(); ++i) {
+    ticket.hits.push_back(request.part(i).hits);
+  }
   ticket.deadline = now + std::clamp<Nanos>(timeout, 0, kMaxHold);
   return {tickets.open(std::move(ticket))};
 }
@@ -67,10 +73,11 @@ void Limiter::Impl::hold(const Plan& plan, const Item& item, Nanos now) {
   }
 }
 
-Settled Limiter::Impl::settle_ticket(const OpenTicket& ticket, std::uint64_t actual, Nanos now) {
+Settled Limiter::Impl::settle_ticket(const OpenTicket& ticket,
+                                     std::span<const std::uint64_t> actual, Nanos now) {
   Settled out;
   out.known = true;
-  out.hits = ticket.hits;
+  out.hits = ticket.hits[0];
   Programs::Use program = use(local());
   for (const Hold& hold : ticket.holds) {
     // It is there: what holds something is not forgotten.
@@ -79,7 +86,9 @@ Settled Limiter::Impl::settle_ticket(const OpenTicket& ticket, std::uint64_t act
       Item item;
       item.entry = &entry;
       item.id = hold.series;
-      item.cost = mul_saturated(hold.per_hit, actual);
+      item.cost = hold.descriptor < actual.size()
+                      ? mul_saturated(hold.per_hit, actual[hold.descriptor])
+                      : hold.units;
       if (!plan.bucket_cell && !plan.log) find_window(plan, item, now);
       table.set_rule(entry, plan.number);
       bool counted = settle_hold(plan, item, hold, now);
@@ -137,7 +146,7 @@ std::size_t Limiter::Impl::settle_due(Nanos now, std::size_t max) {
   while (settled < max) {
     std::optional<OpenTicket> ticket = tickets.take_due(now);
     if (!ticket) break;
-    settle_ticket(*ticket, ticket->hits, now);
+    settle_ticket(*ticket, {}, now);
     ++settled;
   }
   timed_out.fetch_add(settled, std::memory_order_relaxed);
@@ -146,7 +155,7 @@ std::size_t Limiter::Impl::settle_due(Nanos now, std::size_t max) {
 
 void Limiter::Impl::settle_all(Nanos now) {
   while (std::optional<OpenTicket> ticket = tickets.take_due(kNever)) {
-    settle_ticket(*ticket, ticket->hits, now);
+    settle_ticket(*ticket, {}, now);
   }
 }
 

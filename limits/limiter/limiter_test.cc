@@ -4,8 +4,10 @@
 #include <weir/limits/counted_new.h>
 #include <weir/limits/test_util.h>
 
+#include <array>
 #include <atomic>
 #include <map>
+#include <string>
 #include <thread>
 
 namespace weir {
@@ -22,6 +24,22 @@ struct Ask {
   Ask(std::vector<Entry> given, std::uint64_t hits) : entries(std::move(given)) {
     request = {"api", entries, hits};
   }
+};
+
+/// Descriptors of one entry "key" each, with hits of their own.
+struct AskAll {
+  std::vector<Entry> entries;
+  std::vector<Descriptor> more;
+  Request request;
+  explicit AskAll(const std::vector<std::pair<std::string_view, std::uint64_t>>& asked) {
+    for (const auto& [key, hits] : asked) entries.push_back({"key", key});
+    for (std::size_t i = 1; i < asked.size(); ++i)
+      more.push_back({{&entries[i], 1}, asked[i].second});
+    request = {"api", {entries.data(), 1}, asked[0].second};
+    request.more = more;
+  }
+  AskAll(const AskAll&) = delete;
+  AskAll& operator=(const AskAll&) = delete;
 };
 
 TEST(Limiter, NoRuleMeansYes) {
@@ -43,6 +61,114 @@ TEST(Limiter, ADeniedRequestConsumesNothingAnywhere) {
   EXPECT_EQ(denied.decider()->rule, 1u);
   EXPECT_EQ(limiter.used(0, ask.request, kNow), 2u);
   EXPECT_EQ(limiter.used(1, ask.request, kNow), 2u);
+}
+
+TEST(Limiter, SeveralDescriptorsPassTogetherOrNotAtAll) {
+  Rule wide = rule("wide", 10);
+  wide.key = {};
+  Limiter limiter(set({rule("narrow", 4), wide}), {});
+  Decision decision = limiter.check(AskAll({{"a", 1}, {"b", 3}}).request, kNow);
+  EXPECT_TRUE(decision.allowed);
+  ASSERT_EQ(decision.statuses.size(), 4u);
+  const std::array<std::uint64_t, 4> remaining = {3, 6, 1, 6};
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(decision.statuses[i].descriptor, i / 2);
+    EXPECT_EQ(decision.statuses[i].rule, i % 2);
+    EXPECT_EQ(decision.statuses[i].remaining, remaining[i]);
+  }
+  EXPECT_EQ(decision.deciding, 2);
+  decision = limiter.check(AskAll({{"c", 1}, {"b", 2}}).request, kNow);
+  EXPECT_FALSE(decision.allowed);
+  EXPECT_EQ(decision.deciding, 2);
+  EXPECT_EQ(limiter.used(0, Ask({{"key", "c"}}, 1).request, kNow), 0u);
+  EXPECT_EQ(limiter.used(1, Ask({{"key", "c"}}, 1).request, kNow), 4u);
+  EXPECT_EQ(limiter.counters(0).allowed, 3u);
+  EXPECT_EQ(limiter.counters(0).denied, 1u);
+  EXPECT_EQ(limiter.counters(1).allowed, 4u);
+}
+
+TEST(Limiter, DescriptorsThatMeetInASeriesAreDecidedByTheirSum) {
+  for (Algorithm algorithm :
+       {Algorithm::fixed_window, Algorithm::sliding_log, Algorithm::token_bucket}) {
+    Rule post = rule("r", 10, algorithm);
+    post.cost_by_method["POST"] = 5;
+    Limiter limiter(set({post}), {});
+    EXPECT_TRUE(limiter.check(AskAll({{"a", 2}, {"b", 1}, {"a", 3}}).request, kNow).allowed);
+    EXPECT_EQ(limiter.used(0, Ask({{"key", "a"}}, 1).request, kNow), 5u);
+    Decision decision = limiter.check(AskAll({{"a", 3}, {"a", 3}}).request, kNow);
+    EXPECT_FALSE(decision.allowed);
+    EXPECT_FALSE(decision.statuses[0].allowed);
+    EXPECT_FALSE(decision.statuses[1].allowed);
+    EXPECT_EQ(decision.statuses[1].descriptor, 1u);
+    // Each at its own cost.
+    Entry posted[] = {{"key", "b"}, {"method", "POST"}};
+    Descriptor second{posted, 1};
+    Ask first({{"key", "b"}}, 4);
+    first.request.more = {&second, 1};
+    EXPECT_TRUE(limiter.check(first.request, kNow).allowed);
+    EXPECT_EQ(limiter.used(0, first.request, kNow), 10u);
+    // A sum beyond 64 bits.
+    const std::uint64_t most = ~std::uint64_t{0};
+    EXPECT_FALSE(limiter.check(AskAll({{"c", most}, {"c", 2}}).request, kNow).allowed);
+  }
+}
+
+TEST(Limiter, ADescriptorOfNoHitsPeeksBesideTheOthers) {
+  Limiter limiter(set({rule("r", 10)}), {});
+  Decision decision = limiter.check(AskAll({{"a", 0}, {"b", 4}}).request, kNow);
+  EXPECT_TRUE(decision.allowed);
+  EXPECT_EQ(decision.statuses[0].remaining, 10u);
+  EXPECT_EQ(decision.statuses[1].remaining, 6u);
+  EXPECT_EQ(limiter.series_count(), 1u);
+}
+
+TEST(Limiter, ARequestIdNamesAllDescriptors) {
+  Limiter limiter(set({rule("r", 10)}), {});
+  AskAll ask({{"a", 0}, {"b", 4}, {"b", 1}});
+  ask.request.id = "id";
+  Decision first = limiter.check(ask.request, kNow);
+  Decision again = limiter.check(ask.request, kNow);
+  EXPECT_TRUE(again.repeated);
+  ASSERT_EQ(again.statuses.size(), 3u);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(again.statuses[i].descriptor, i);
+    EXPECT_EQ(again.statuses[i].remaining, first.statuses[i].remaining);
+  }
+  EXPECT_EQ(limiter.used(0, Ask({{"key", "b"}}, 1).request, kNow), 5u);
+}
+
+TEST(Limiter, ABatchMixesRequestsOfOneAndOfSeveralDescriptors) {
+  Limiter limiter(set({rule("r", 5)}), {});
+  AskAll several({{"a", 2}, {"b", 1}, {"a", 2}});
+  Ask one({{"key", "a"}}, 1);
+  std::vector<Request> requests = {several.request, one.request, several.request, one.request};
+  std::vector<Decision> out(requests.size());
+  // As they are used again: with what was told before in them.
+  for (Decision& each : out) limiter.check(several.request, kNow - kHour, each);
+  limiter.check(requests, kNow, out);
+  EXPECT_TRUE(out[0].allowed);
+  EXPECT_TRUE(out[1].allowed);
+  EXPECT_FALSE(out[2].allowed);
+  EXPECT_FALSE(out[3].allowed);
+  ASSERT_EQ(out[1].statuses.size(), 1u);
+  EXPECT_EQ(out[1].statuses[0].descriptor, 0u);
+  EXPECT_EQ(out[2].statuses.size(), 3u);
+}
+
+TEST(Limiter, MoreDescriptorsThanAnybodyShouldSend) {
+  Rule wide = rule("wide", 1'000'000);
+  wide.key = {};
+  Limiter limiter(set({rule("narrow", 1'000'000), wide}), {});
+  std::vector<std::string> keys;
+  for (int i = 0; i < 2000; ++i) keys.push_back(std::to_string(i % 1500));
+  std::vector<std::pair<std::string_view, std::uint64_t>> asked;
+  for (const std::string& key : keys) asked.emplace_back(key, 1);
+  Decision decision = limiter.check(AskAll(asked).request, kNow);
+  EXPECT_TRUE(decision.allowed);
+  ASSERT_EQ(decision.statuses.size(), 4000u);
+  EXPECT_EQ(decision.statuses[3999].descriptor, 1999u);
+  EXPECT_EQ(limiter.used(1, Ask({{"key", "0"}}, 1).request, kNow), 2000u);
+  EXPECT_EQ(limiter.used(0, Ask({{"key", "0"}}, 1).request, kNow), 2u);
 }
 
 TEST(Limiter, TheLongestWaitDecidesADenial) {

@@ -237,6 +237,63 @@ TEST(Reserve, ARepeatedReservationGetsItsTicketAgain) {
   EXPECT_EQ(node.limiter.tickets().open, 1u);
 }
 
+TEST(Reserve, HoldsAllDescriptorsAndSettlesEachByItsOwnHits) {
+  for (Algorithm algorithm :
+       {Algorithm::fixed_window, Algorithm::sliding_log, Algorithm::token_bucket}) {
+    Rule costly = rule("r", 100, algorithm);
+    costly.default_cost = 2;
+    Under node({costly});
+    Entry first{"key", "k"};
+    Entry second{"key", "other"};
+    const Descriptor more[] = {{{&second, 1}, 10}, {{&first, 1}, 5}};
+    Request request{"api", {&first, 1}, 20};
+    request.more = more;
+    auto used = [&](const Entry& entry) {
+      return node.limiter.used(0, {"api", {&entry, 1}, 1}, kNow);
+    };
+    auto reserve = [&] { return node.limiter.reserve(request, kNow, kMinute, node.decision); };
+    Ticket ticket = reserve();
+    ASSERT_TRUE(ticket);
+    EXPECT_EQ(node.decision.statuses.size(), 3u);
+    EXPECT_EQ(used(first), 50u);
+    EXPECT_EQ(used(second), 20u);
+    EXPECT_TRUE(node.drain().empty());
+    // The first descriptor's hits; the others' stay as they were reserved.
+    Settled settled = node.limiter.settle(ticket, 1, kNow);
+    EXPECT_TRUE(settled.known);
+    EXPECT_EQ(settled.hits, 20u);
+    EXPECT_EQ(used(first), 2u + 10u);
+    EXPECT_EQ(used(second), 20u);
+    const std::uint64_t actual[] = {0, 3, 0};
+    node.limiter.settle(reserve(), actual, kNow);
+    EXPECT_EQ(used(first), 12u);
+    EXPECT_EQ(used(second), 26u);
+    reserve();
+    EXPECT_EQ(node.limiter.settle_due(kNow, 10), 0u);
+    node.limiter.settle_all(kNow);
+    EXPECT_EQ(used(first), 62u);
+    EXPECT_EQ(used(second), 46u);
+    EXPECT_FALSE(reserve());
+    EXPECT_EQ(used(second), 46u);
+    EXPECT_EQ(node.limiter.tickets().open, 0u);
+  }
+}
+
+TEST(Reserve, ADescriptorOfNoHitsHoldsNothingBesideOneThatDoes) {
+  Under node({rule("r", 10)});
+  Entry first{"key", "other"};
+  Entry second{"key", "k"};
+  Descriptor more{{&second, 1}, 4};
+  Request request{"api", {&first, 1}, 0};
+  request.more = {&more, 1};
+  Ticket ticket = node.limiter.reserve(request, kNow, kMinute, node.decision);
+  ASSERT_TRUE(ticket);
+  EXPECT_EQ(node.used(0), 4u);
+  node.limiter.settle(ticket, 9, kNow);
+  EXPECT_EQ(node.used(0), 4u);
+  EXPECT_EQ(node.limiter.series_count(), 1u);
+}
+
 TEST(Reserve, AFreshIncarnationKeepsWhatIsHeld) {
   for (Algorithm algorithm : {Algorithm::fixed_window, Algorithm::token_bucket}) {
     Under node({rule("r", 10, algorithm)});

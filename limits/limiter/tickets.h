@@ -20,15 +20,16 @@ namespace weir {
 /// What a reservation holds of one rule.
 struct Hold {
   crdt::SeriesId series;
-  crdt::Epoch epoch;          ///< of the cell that it was taken from; kBucketEpoch
-  std::uint64_t per_hit = 0;  ///< the rule's cost of one hit
-  std::uint64_t units = 0;    ///< held
+  crdt::Epoch epoch;             ///< of the cell that it was taken from; kBucketEpoch
+  std::uint64_t per_hit = 0;     ///< the rule's cost of one hit
+  std::uint64_t units = 0;       ///< held
+  std::uint16_t descriptor = 0;  ///< of the request, whose hits these are
 };
 
 struct OpenTicket {
   std::uint64_t number = 0;
   Nanos deadline = 0;
-  std::uint64_t hits = 0;  ///< as reserved
+  std::vector<std::uint64_t> hits;  ///< as reserved, by descriptor
   std::vector<Hold> holds;
 };
 

@@ -518,6 +518,15 @@ std::shared_ptr<const RuleSet> RuleSet::make(std::vector<Rule> rules, const Rule
 }
 
 void RuleSet::match(const Request& request, std::vector<std::uint32_t>& out) const {
+  if (request.more.empty()) return match_one(request, out);
+  const std::size_t before = out.size();
+  for (std::size_t i = 0; i < request.descriptors(); ++i) match_one(request.part(i), out);
+  const auto first = out.begin() + static_cast<std::ptrdiff_t>(before);
+  std::sort(first, out.end());
+  out.erase(std::unique(first, out.end()), out.end());
+}
+
+void RuleSet::match_one(const Request& request, std::vector<std::uint32_t>& out) const {
   // So few are looked at faster than looked up.
   const std::size_t before = out.size();
   if (rules_.size() > kFewRules) {

@@ -115,9 +115,9 @@ struct Rule {
   OnFailure on_failure = OnFailure::open;  ///< of escrow rules `closed`: a RuleSet holds that
   bool shadow = false;                     ///< evaluated, counted and reported, but never denies
 
-  /// Units that one hit of this request costs.
+  /// Units that one hit of this request's first descriptor costs.
   std::uint64_t cost_of(const Request& request) const;
-  /// True if every match holds and every key entry is present.
+  /// True if of its first descriptor every match holds and every key entry is present.
   bool matches(const Request& request) const;
 
   bool operator==(const Rule&) const = default;
@@ -154,12 +154,14 @@ class RuleSet {
   const std::vector<Rule>& rules() const { return rules_; }
 
   /// Appends the indices, into rules(), of the rules that apply to `request`, in rule order: those
-  /// of its domain for which Rule::matches is true. Allocates nothing if `out` has room, but for a
-  /// thread's first calls. Costs well below 1 us for thousands of rules of which few apply.
+  /// of its domain for which Rule::matches is true of any of its descriptors. Allocates nothing if
+  /// `out` has room, but for a thread's first calls. Costs well below 1 us for thousands of rules
+  /// of which few apply.
   void match(const Request& request, std::vector<std::uint32_t>& out) const;
 
  private:
   explicit RuleSet(std::vector<Rule> rules);
+  void match_one(const Request& request, std::vector<std::uint32_t>& out) const;
   std::vector<Rule> rules_;
   std::unique_ptr<const RuleIndex> index_;  // it refers to rules_
 };

@@ -504,6 +504,16 @@ TEST(Match, FindsTheDomainsRulesInOrder) {
   EXPECT_THAT(match(Asked("web", {{"method", "GET"}})), ElementsAre(99, 1));
   EXPECT_THAT(match(Asked("ap", {})), ElementsAre(99));
   EXPECT_THAT(match(Asked("", {})), ElementsAre(99));
+  // Of several descriptors, each rule once.
+  const std::vector<Entry> user = {{"user", "ann"}};
+  const std::vector<Entry> read = {{"method", "GET"}};
+  const std::vector<Descriptor> more = {{user, 1}, {read, 1}};
+  Asked several("api", {{"method", "PUT"}});
+  several.request.more = more;
+  EXPECT_THAT(match(several), ElementsAre(99, 0, 2, 3));
+  const std::vector<std::string_view> only = {"per-user"};
+  several.request.only = only;
+  EXPECT_THAT(match(several), ElementsAre(99, 2));
 }
 
 }  // namespace
