@@ -2,16 +2,14 @@
 
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include <weir/bench/spread.h>
 #include <weir/limits/rules/rule.h>
 
 namespace weir::bench {
-
-using Json = nlohmann::ordered_json;
 
 struct PartOptions {
   bool quick = false;      ///< fewer keys and shorter rounds: about two minutes for all parts
@@ -44,11 +42,6 @@ std::uint64_t run_threads(int threads, const std::function<void(int)>& body,
 /// throughput of two threads means nothing if one of them did not run.
 std::uint64_t run_undisturbed(int threads, const std::function<void(int)>& body,
                               const std::function<void()>& before_each);
-
-/// Median, lowest and highest.
-Json spread_of(std::vector<double> values);
-double median_of(std::vector<double> values);
-double round_to(double value, int digits);
 
 /// This machine has too little memory for a part: no failure, it is left out.
 struct TooLittleMemory : std::runtime_error {
