@@ -1,6 +1,5 @@
 #include <weir/node/utf8.h>
 
-#include <cstddef>
 #include <cstdint>
 
 namespace weir::node {
@@ -10,8 +9,9 @@ bool is_continuation(char c) {
   return (static_cast<std::uint8_t>(c) & 0xC0u) == 0x80u;
 }
 
-// Length of the well-formed sequence at the start of `text`, 0 if there is none.
-std::size_t sequence_length(std::string_view text) {
+}  // namespace
+
+std::size_t utf8_sequence(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<std::uint8_t>(text[i]); };
   const std::uint8_t lead = byte(0);
   if (lead < 0x80) return 1;
@@ -37,13 +37,11 @@ std::size_t sequence_length(std::string_view text) {
   return length;
 }
 
-}  // namespace
-
 std::string to_valid_utf8(std::string_view text) {
   std::string out;
   out.reserve(text.size());
   while (!text.empty()) {
-    const std::size_t length = sequence_length(text);
+    const std::size_t length = utf8_sequence(text);
     if (length == 0) {
       out += "\xEF\xBF\xBD";
       text.remove_prefix(1);
