@@ -1,439 +1,829 @@
 #include <weir/node/fronts/http/http_json.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <new>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
+#include <simdjson.h>
+
+#include <weir/limits/matching/text.h>
+#include <weir/node/fronts/http/http_headers.h>
+#include <weir/limits/text/utf8.h>
 
 namespace weir::node {
 namespace {
 
-using nlohmann::json;
-using Ordered = nlohmann::ordered_json;
+namespace dom = simdjson::dom;
+using internal::same_text;
 
-// Takes the events of one check body. There is no tree in between, so what memory a body takes is
-// what its fields may hold. Returning false stops the parser.
-class CheckReader final : public nlohmann::json_sax<json> {
- public:
-  CheckReader(CheckBody& out, BodyError& error, bool reserve)
-      : out_(out), error_(error), reserve_(reserve) {}
+// Memory that clear() keeps.
+constexpr std::size_t kKeptText = 1u << 20;
+constexpr std::size_t kShownBytes = 64;
 
-  bool finished() const { return place_ == Place::end; }
-
-  bool null() override { return wrong(); }
-  bool boolean(bool value) override {
-    if (place_ != Place::body || name_ != "over_admission") return wrong();
-    out_.over_admission = value;
-    return true;
-  }
-  bool number_integer(number_integer_t) override { return wrong(); }
-  bool number_float(number_float_t, const string_t&) override { return wrong(); }
-  bool binary(binary_t&) override { return wrong(); }
-
-  bool number_unsigned(number_unsigned_t value) override {
-    if (place_ != Place::body) return wrong();
-    if (name_ == "timeout_ms" && value <= kMaxTimeoutMs) {
-      out_.timeout = static_cast<Nanos>(value) * kMillisecond;
-      return true;
-    }
-    if (name_ != "hits" || value > kMaxHits) return wrong();
-    out_.hits = value;
-    return true;
-  }
-
-  bool string(string_t& value) override {
-    if (place_ == Place::body && name_ == "domain") {
-      if (value.empty() || value.size() > kMaxDomainText) return wrong();
-      out_.domain = std::move(value);
-      return true;
-    }
-    if (place_ == Place::body && name_ == "request_id") {
-      if (value.empty() || value.size() > kMaxRequestId) return wrong();
-      out_.request_id = std::move(value);
-      return true;
-    }
-    if (place_ == Place::map) {
-      if (value.size() > kMaxEntryText) return wrong();
-      out_.descriptor.back().second = std::move(value);
-      return true;
-    }
-    if (place_ == Place::entry) {
-      if (value.size() > kMaxEntryText || (name_ == "key" && value.empty())) return wrong();
-      auto& entry = out_.descriptor.back();
-      (name_ == "key" ? entry.first : entry.second) = std::move(value);
-      return true;
-    }
-    return wrong();
-  }
-
-  bool start_object(std::size_t) override {
-    if (place_ == Place::start) {
-      place_ = Place::body;
-      return true;
-    }
-    if (place_ == Place::body && name_ == "descriptor") {
-      place_ = Place::map;
-      return true;
-    }
-    if (place_ == Place::list) {
-      if (!more()) return false;
-      place_ = Place::entry;
-      seen_key_ = seen_value_ = false;
-      name_.clear();
-      return true;
-    }
-    return wrong();
-  }
-
-  bool key(string_t& name) override {
-    switch (place_) {
-      case Place::body: {
-        bool* seen = name == "domain"                   ? &seen_domain_
-                     : name == "descriptor"             ? &seen_descriptor_
-                     : name == "hits"                   ? &seen_hits_
-                     : name == "request_id"             ? &seen_request_id_
-                     : name == "over_admission"         ? &seen_over_admission_
-                     : name == "timeout_ms" && reserve_ ? &seen_timeout_
-                                                        : nullptr;
-        if (seen == nullptr) {
-          return fail(shown(name),
-                      reserve_ ? "unknown field; expected domain, descriptor, hits, request_id, "
-                                 "over_admission or timeout_ms"
-                               : "unknown field; expected domain, descriptor, hits, request_id or "
-                                 "over_admission");
-        }
-        if (std::exchange(*seen, true)) return fail(name, "repeated field; expected it once");
-        name_ = name;
-        return true;
-      }
-      case Place::map:
-        if (name.empty() || name.size() > kMaxEntryText) {
-          return fail("descriptor", fmt::format("expected keys of 1 to {} bytes", kMaxEntryText));
-        }
-        if (std::any_of(out_.descriptor.begin(), out_.descriptor.end(),
-                        [&](const auto& entry) { return entry.first == name; })) {
-          return fail("descriptor." + shown(name), "repeated field; expected it once");
-        }
-        if (!more()) return false;
-        out_.descriptor.back().first = name;
-        return true;
-      case Place::entry: {
-        bool* seen = name == "key" ? &seen_key_ : name == "value" ? &seen_value_ : nullptr;
-        if (seen == nullptr) {
-          return fail(at_entry() + "." + shown(name), "unknown field; expected key and value");
-        }
-        if (std::exchange(*seen, true)) {
-          return fail(at_entry() + "." + name, "repeated field; expected it once");
-        }
-        name_ = name;
-        return true;
-      }
-      default:
-        return wrong();
-    }
-  }
-
-  bool end_object() override {
-    switch (place_) {
-      case Place::entry:
-        if (!seen_key_ || !seen_value_) return fail(at_entry(), "expected both key and value");
-        place_ = Place::list;
-        return true;
-      case Place::map:
-        place_ = Place::body;
-        return true;
-      default:
-        if (!seen_domain_) return fail("domain", "required field is missing");
-        place_ = Place::end;
-        return true;
-    }
-  }
-
-  bool start_array(std::size_t) override {
-    if (place_ != Place::body || name_ != "descriptor") return wrong();
-    place_ = Place::list;
-    return true;
-  }
-
-  bool end_array() override {
-    place_ = Place::body;
-    return true;
-  }
-
-  bool parse_error(std::size_t position, const std::string&, const json::exception&) override {
-    return fail("", fmt::format("expected JSON in UTF-8; it is broken at byte {}", position));
-  }
-
- private:
-  enum class Place { start, body, map, list, entry, end };
-
-  bool fail(std::string field, std::string expected) {
-    error_ = {std::move(field), std::move(expected)};
-    return false;
-  }
-
-  // A value of a kind or size that its place does not take.
-  bool wrong() {
-    const std::string text = fmt::format("expected a string of at most {} bytes", kMaxEntryText);
-    switch (place_) {
-      case Place::body:
-        if (name_ == "domain") {
-          return fail(name_, fmt::format("expected a string of 1 to {} bytes", kMaxDomainText));
-        }
-        if (name_ == "hits") {
-          return fail(name_, fmt::format("expected an integer from 0 to {}", kMaxHits));
-        }
-        if (name_ == "over_admission") return fail(name_, "expected true or false");
-        if (name_ == "timeout_ms") {
-          return fail(name_, fmt::format("expected an integer from 0 to {}", kMaxTimeoutMs));
-        }
-        if (name_ == "request_id") {
-          return fail(name_, fmt::format("expected a string of 1 to {} bytes", kMaxRequestId));
-        }
-        return fail(name_,
-                    "expected an object of strings, or a list of objects with key and value");
-      case Place::map:
-        return fail("descriptor." + shown(out_.descriptor.back().first), text);
-      case Place::list:
-        return fail(fmt::format("descriptor[{}]", out_.descriptor.size()),
-                    "expected an object with key and value");
-      case Place::entry:
-        return fail(at_entry() + "." + name_,
-                    name_ == "key"
-                        ? fmt::format("expected a string of 1 to {} bytes", kMaxEntryText)
-                        : text);
-      default:
-        return fail("", "expected a JSON object");
-    }
-  }
-
-  // Makes room for one more entry.
-  bool more() {
-    if (out_.descriptor.size() >= kMaxEntries) {
-      return fail("descriptor", fmt::format("expected at most {} entries", kMaxEntries));
-    }
-    out_.descriptor.emplace_back();
-    return true;
-  }
-
-  std::string at_entry() const { return fmt::format("descriptor[{}]", out_.descriptor.size() - 1); }
-
-  static std::string shown(const std::string& name) {
-    return name.size() <= 64 ? name : name.substr(0, 64) + "…";
-  }
-
-  CheckBody& out_;
-  BodyError& error_;
-  const bool reserve_;
-  Place place_ = Place::start;
-  std::string name_;  // of the field being read
-  bool seen_domain_ = false;
-  bool seen_descriptor_ = false;
-  bool seen_hits_ = false;
-  bool seen_request_id_ = false;
-  bool seen_over_admission_ = false;
-  bool seen_timeout_ = false;
-  bool seen_key_ = false;
-  bool seen_value_ = false;
-};
-
-// The same for a settlement: one object of two members.
-class SettleReader final : public nlohmann::json_sax<json> {
- public:
-  SettleReader(SettleBody& out, BodyError& error) : out_(out), error_(error) {}
-
-  bool finished() const { return depth_ == 2; }
-
-  bool null() override { return wrong(); }
-  bool boolean(bool) override { return wrong(); }
-  bool number_integer(number_integer_t) override { return wrong(); }
-  bool number_float(number_float_t, const string_t&) override { return wrong(); }
-  bool binary(binary_t&) override { return wrong(); }
-  bool start_array(std::size_t) override { return wrong(); }
-  bool end_array() override { return wrong(); }
-
-  bool number_unsigned(number_unsigned_t value) override {
-    if (name_ != "hits" || value > kMaxHits) return wrong();
-    out_.hits = value;
-    return true;
-  }
-  bool string(string_t& value) override {
-    if (name_ != "ticket" || value.empty() || value.size() > kMaxTicket) return wrong();
-    out_.ticket = std::move(value);
-    return true;
-  }
-  bool start_object(std::size_t) override { return ++depth_ == 1 || wrong(); }
-  bool key(string_t& name) override {
-    bool* seen = name == "ticket" ? &seen_ticket_ : name == "hits" ? &seen_hits_ : nullptr;
-    if (seen == nullptr) {
-      error_ = {name.substr(0, 64), "unknown field; expected ticket and hits"};
-      return false;
-    }
-    name_ = name;
-    if (std::exchange(*seen, true)) {
-      error_ = {name_, "repeated field; expected it once"};
-      return false;
-    }
-    return true;
-  }
-  bool end_object() override {
-    if (!seen_ticket_ || !seen_hits_) {
-      error_ = {seen_ticket_ ? "hits" : "ticket", "required field is missing"};
-      return false;
-    }
-    ++depth_;
-    return true;
-  }
-  bool parse_error(std::size_t position, const std::string&, const json::exception&) override {
-    error_ = {"", fmt::format("expected JSON in UTF-8; it is broken at byte {}", position)};
-    return false;
-  }
-
- private:
-  // A value that its place does not take.
-  bool wrong() {
-    if (name_ == "hits") {
-      error_ = {name_, fmt::format("expected an integer from 0 to {}", kMaxHits)};
-    } else if (name_ == "ticket") {
-      error_ = {name_, fmt::format("expected a string of 1 to {} bytes", kMaxTicket)};
-    } else {
-      error_ = {"", "expected a JSON object"};
-    }
-    return false;
-  }
-
-  SettleBody& out_;
-  BodyError& error_;
-  int depth_ = 0;  // 2: the object has ended
-  std::string name_;
-  bool seen_ticket_ = false;
-  bool seen_hits_ = false;
-};
-
-std::string dump(const Ordered& document) {
-  return document.dump(-1, ' ', false, Ordered::error_handler_t::replace) + "\n";
-}
-
-Ordered milliseconds(Nanos length) {
-  if (length == kNever) return nullptr;
-  return milliseconds_rounded_up(length);
-}
-
-Ordered to_json(const HttpStatus& status) {
-  Ordered out;
-  out["rule"] = status.rule;
-  out["allowed"] = status.allowed;
-  out["limit"] = status.limit;
-  out["remaining"] = status.remaining;
-  out["reset_ms"] = milliseconds(status.reset);
-  out["retry_after_ms"] = milliseconds(status.retry_after);
-  out["delay_ms"] = milliseconds(status.delay);
-  out["shadow"] = status.shadow;
-  out["degraded"] = status.degraded;
-  if (status.elsewhere) out["elsewhere"] = true;
-  if (status.over_admission) out["over_admission_worst_case"] = *status.over_admission;
+std::string shown(std::string_view name) {
+  const std::string_view prefix = utf8_prefix(name, kShownBytes);
+  std::string out(prefix);
+  if (prefix.size() < name.size()) out += "…";
   return out;
 }
 
+std::string string_of(std::size_t least, std::size_t most) {
+  return least == 0 ? fmt::format("expected a string of at most {} bytes", most)
+                    : fmt::format("expected a string of {} to {} bytes", least, most);
+}
+
+std::string integer_to(std::uint64_t most) {
+  return fmt::format("expected an integer from 0 to {}", most);
+}
+
+constexpr std::string_view kRepeated = "repeated field; expected it once";
+constexpr std::string_view kMissing = "required field is missing";
+constexpr std::string_view kObject = "expected a JSON object";
+
+std::string_view what_is_broken(simdjson::error_code code) {
+  switch (code) {
+    case simdjson::UTF8_ERROR:
+      return "it is not UTF-8";
+    case simdjson::EMPTY:
+      return "it is empty";
+    case simdjson::DEPTH_ERROR:
+      return "it is nested too deeply";
+    case simdjson::UNCLOSED_STRING:
+      return "a string has no end";
+    case simdjson::UNESCAPED_CHARS:
+      return "a string has a control character in it";
+    case simdjson::STRING_ERROR:
+      return "a string has a wrong escape in it";
+    case simdjson::NUMBER_ERROR:
+      return "a number is broken or too large";
+    case simdjson::T_ATOM_ERROR:
+    case simdjson::F_ATOM_ERROR:
+    case simdjson::N_ATOM_ERROR:
+      return "a word is none of true, false and null";
+    default:
+      return "its braces, brackets, commas and colons do not fit";
+  }
+}
+
+// The members of a body, as bits.
+enum Member : unsigned {
+  kDomain = 1,
+  kDescriptor = 2,
+  kDescriptors = 4,
+  kHits = 8,
+  kRequestId = 16,
+  kOverAdmission = 32,
+  kTimeout = 64,
+};
+
+unsigned member_of(std::string_view name, bool reserve) {
+  if (same_text(name, "domain")) return kDomain;
+  if (same_text(name, "descriptor")) return kDescriptor;
+  if (same_text(name, "hits")) return kHits;
+  if (same_text(name, "request_id")) return kRequestId;
+  if (same_text(name, "over_admission")) return kOverAdmission;
+  if (same_text(name, reserve ? "timeout_ms" : "descriptors")) {
+    return reserve ? kTimeout : kDescriptors;
+  }
+  return 0;
+}
+
 }  // namespace
+
+// Bodies are parsed into the parser's own memory; what they say is copied into `text_` and described
+// by offsets, which stay right while it grows. requests() makes views of them.
+struct BodyReader::Impl {
+  struct Text {
+    std::size_t at = 0;
+    std::size_t size = 0;
+  };
+  struct EntryText {
+    Text key;
+    Text value;
+  };
+  // A descriptor.
+  struct Part {
+    std::size_t entry = 0;  // its first one
+    std::size_t entries = 0;
+    std::uint64_t hits = 1;
+  };
+  struct Check {
+    Text domain;
+    Text id;
+    std::size_t part = 0;  // its first one
+    std::size_t parts = 0;
+    bool over_admission = false;
+  };
+  struct Mark {
+    std::size_t text, entries, parts, checks;
+  };
+
+  dom::parser parser_;
+  std::vector<char> padded_;  // the body, and room that the parser may look at
+  std::string text_;
+  std::vector<EntryText> entries_;
+  std::vector<Part> parts_;
+  std::vector<Check> checks_;
+  std::vector<Entry> entry_views_;
+  std::vector<Descriptor> descriptor_views_;
+  std::vector<Request> requests_;
+  Nanos timeout_ = kMinute;
+  BodyError error_;
+  // Where in a body the reader is: -1 is not in a list.
+  int check_ = -1;
+  int descriptor_ = -1;
+
+  Mark mark() const { return {text_.size(), entries_.size(), parts_.size(), checks_.size()}; }
+  void back_to(const Mark& mark) {
+    text_.resize(mark.text);
+    entries_.resize(mark.entries);
+    parts_.resize(mark.parts);
+    checks_.resize(mark.checks);
+  }
+
+  bool fail(std::string_view field, std::string_view expected);
+  bool parse(std::string_view body, dom::element& out);
+  template <typename Read>
+  bool add(std::string_view body, Read&& read);
+  bool read_check(dom::element body, bool reserve);
+  bool read_member(Member member, std::string_view name, dom::element value);
+  bool read_list(dom::element list);
+  bool read_part(dom::element item);
+  bool read_entries(dom::element value, std::string_view name);
+  bool read_map(const dom::object& map, std::string_view name);
+  bool read_entry(dom::element item, std::string_view name, std::size_t index);
+  bool read_text(dom::element value, std::string_view field, std::size_t least, std::size_t most,
+                 Text& out);
+  bool read_integer(dom::element value, std::string_view field, std::uint64_t most,
+                    std::uint64_t& out);
+  bool read_checks(dom::element body);
+  bool room_for_entry(std::string_view name);
+
+  Text keep(std::string_view text) {
+    const std::size_t at = text_.size();
+    text_.append(text);
+    return {at, text.size()};
+  }
+  std::string_view view(Text text) const { return {text_.data() + text.at, text.size}; }
+  void make_views();
+};
+
+bool BodyReader::Impl::fail(std::string_view field, std::string_view expected) {
+  error_.field.clear();
+  if (check_ >= 0) fmt::format_to(std::back_inserter(error_.field), "checks[{}].", check_);
+  if (descriptor_ >= 0) {
+    fmt::format_to(std::back_inserter(error_.field), "descriptors[{}].", descriptor_);
+  }
+  error_.field.append(field);
+  if (field.empty() && !error_.field.empty()) error_.field.pop_back();
+  error_.expected = expected;
+  return false;
+}
+
+bool BodyReader::Impl::parse(std::string_view body, dom::element& out) {
+  const std::size_t needed = body.size() + simdjson::SIMDJSON_PADDING;
+  if (padded_.size() < needed) {
+    padded_.resize(std::bit_ceil(needed));
+    // At once for all bodies that fit: the parser's memory would grow byte by byte.
+    const auto failed = parser_.allocate(padded_.size());
+    if (failed != simdjson::SUCCESS || parser_.doc.allocate(padded_.size()) != simdjson::SUCCESS) {
+      padded_.clear();
+      throw std::bad_alloc();
+    }
+  }
+  if (!body.empty()) std::memcpy(padded_.data(), body.data(), body.size());
+  std::memset(padded_.data() + body.size(), 0, simdjson::SIMDJSON_PADDING);
+  const auto code = parser_.parse(padded_.data(), body.size(), false).get(out);
+  if (code == simdjson::SUCCESS) return true;
+  if (code == simdjson::MEMALLOC) throw std::bad_alloc();
+  return fail("", fmt::format("expected JSON in UTF-8: {}", what_is_broken(code)));
+}
+
+// Adds what `read` reads, or nothing.
+template <typename Read>
+bool BodyReader::Impl::add(std::string_view body, Read&& read) {
+  check_ = descriptor_ = -1;
+  const Mark before = mark();
+  dom::element document;
+  if (parse(body, document) && read(document)) return true;
+  back_to(before);
+  return false;
+}
+
+bool BodyReader::Impl::read_checks(dom::element body) {
+  dom::object members;
+  if (body.get(members) != simdjson::SUCCESS) return fail("", kObject);
+  bool seen = false;
+  for (const dom::key_value_pair member : members) {
+    if (member.key != "checks") return fail(shown(member.key), "unknown field; expected checks");
+    if (std::exchange(seen, true)) return fail("checks", kRepeated);
+    dom::array list;
+    if (member.value.get(list) != simdjson::SUCCESS) {
+      return fail("checks", fmt::format("expected a list of 1 to {} checks", kMaxChecks));
+    }
+    for (const dom::element item : list) {
+      if (static_cast<std::size_t>(++check_) >= kMaxChecks) break;
+      if (!read_check(item, false)) return false;
+    }
+    const int last = std::exchange(check_, -1);
+    if (last < 0 || static_cast<std::size_t>(last) >= kMaxChecks) {
+      return fail("checks", fmt::format("expected a list of 1 to {} checks", kMaxChecks));
+    }
+  }
+  return seen || fail("checks", kMissing);
+}
+
+bool BodyReader::Impl::read_check(dom::element body, bool reserve) {
+  dom::object members;
+  if (body.get(members) != simdjson::SUCCESS) return fail("", kObject);
+  checks_.emplace_back().part = parts_.size();
+  parts_.emplace_back().entry = entries_.size();
+  unsigned seen = 0;
+  for (const dom::key_value_pair member : members) {
+    const unsigned which = member_of(member.key, reserve);
+    if (which == 0) {
+      return fail(shown(member.key),
+                  reserve ? "unknown field; expected domain, descriptor, hits, request_id, "
+                            "over_admission or timeout_ms"
+                          : "unknown field; expected domain, descriptor or descriptors, hits, "
+                            "request_id or over_admission");
+    }
+    if ((seen & which) != 0) return fail(member.key, kRepeated);
+    seen |= which;
+    if (!read_member(static_cast<Member>(which), member.key, member.value)) return false;
+  }
+  if ((seen & kDomain) == 0) return fail("domain", kMissing);
+  if ((seen & kDescriptors) != 0) {
+    if ((seen & kDescriptor) != 0) {
+      return fail("descriptors", "expected either descriptor or descriptors, not both");
+    }
+    if ((seen & kHits) != 0) {
+      return fail("hits", "beside descriptors each of them has its own; expected none here");
+    }
+  }
+  Check& check = checks_.back();
+  check.parts = parts_.size() - check.part;
+  return true;
+}
+
+bool BodyReader::Impl::read_member(Member member, std::string_view name, dom::element value) {
+  Check& check = checks_.back();
+  switch (member) {
+    case kDomain:
+      return read_text(value, name, 1, rpc::kMaxText, check.domain);
+    case kDescriptor:
+      return read_entries(value, name);
+    case kDescriptors:
+      return read_list(value);
+    case kHits:
+      return read_integer(value, name, kMaxHits, parts_[check.part].hits);
+    case kRequestId:
+      return read_text(value, name, 1, rpc::kMaxRequestId, check.id);
+    case kOverAdmission:
+      return value.get(check.over_admission) == simdjson::SUCCESS ||
+             fail(name, "expected true or false");
+    case kTimeout: {
+      std::uint64_t length = 0;
+      if (!read_integer(value, name, kMaxTimeoutMs, length)) return false;
+      timeout_ = static_cast<Nanos>(length) * kMillisecond;
+      return true;
+    }
+  }
+  return false;
+}
+
+// Descriptors. The check has one already, which becomes the first.
+bool BodyReader::Impl::read_list(dom::element value) {
+  dom::array list;
+  const bool is_list = value.get(list) == simdjson::SUCCESS;
+  bool good = is_list && list.begin() != list.end();
+  if (good) {
+    for (const dom::element item : list) {
+      if (static_cast<std::size_t>(++descriptor_) >= kMaxDescriptors) break;
+      if (descriptor_ > 0) parts_.emplace_back().entry = entries_.size();
+      if (!read_part(item)) return false;
+    }
+    good = static_cast<std::size_t>(std::exchange(descriptor_, -1)) < kMaxDescriptors;
+  }
+  return good || fail("descriptors",
+                      fmt::format("expected a list of 1 to {} descriptors", kMaxDescriptors));
+}
+
+bool BodyReader::Impl::read_part(dom::element item) {
+  dom::object members;
+  if (item.get(members) != simdjson::SUCCESS) {
+    return fail("", "expected an object with entries and hits");
+  }
+  bool seen_entries = false;
+  bool seen_hits = false;
+  for (const dom::key_value_pair member : members) {
+    const bool entries = member.key == "entries";
+    if (!entries && member.key != "hits") {
+      return fail(shown(member.key), "unknown field; expected entries and hits");
+    }
+    if (std::exchange(entries ? seen_entries : seen_hits, true)) return fail(member.key, kRepeated);
+    if (!(entries ? read_entries(member.value, member.key)
+                  : read_integer(member.value, member.key, kMaxHits, parts_.back().hits))) {
+      return false;
+    }
+  }
+  return seen_entries || fail("entries", kMissing);
+}
+
+bool BodyReader::Impl::read_entries(dom::element value, std::string_view name) {
+  dom::object map;
+  if (value.get(map) == simdjson::SUCCESS) return read_map(map, name);
+  dom::array list;
+  if (value.get(list) != simdjson::SUCCESS) {
+    return fail(name, "expected an object of strings, or a list of objects with key and value");
+  }
+  std::size_t index = 0;
+  for (const dom::element item : list) {
+    if (!read_entry(item, name, index++)) return false;
+  }
+  return true;
+}
+
+// A message is made only where it is wanted.
+bool BodyReader::Impl::room_for_entry(std::string_view name) {
+  return parts_.back().entries++ < rpc::kMaxEntries ||
+         fail(name, fmt::format("expected at most {} entries", rpc::kMaxEntries));
+}
+
+bool BodyReader::Impl::read_map(const dom::object& map, std::string_view name) {
+  const auto first = static_cast<std::ptrdiff_t>(entries_.size());
+  for (const dom::key_value_pair member : map) {
+    if (member.key.empty() || member.key.size() > rpc::kMaxText) {
+      return fail(name, fmt::format("expected keys of 1 to {} bytes", rpc::kMaxText));
+    }
+    if (std::any_of(
+            entries_.begin() + first, entries_.end(),
+            [&](const EntryText& entry) { return same_text(view(entry.key), member.key); })) {
+      return fail(fmt::format("{}.{}", name, shown(member.key)), kRepeated);
+    }
+    if (!room_for_entry(name)) return false;
+    std::string_view text;
+    if (member.value.get(text) != simdjson::SUCCESS || text.size() > rpc::kMaxText) {
+      return fail(fmt::format("{}.{}", name, shown(member.key)), string_of(0, rpc::kMaxText));
+    }
+    const Text key = keep(member.key);
+    entries_.push_back({key, keep(text)});
+  }
+  return true;
+}
+
+bool BodyReader::Impl::read_entry(dom::element item, std::string_view name, std::size_t index) {
+  dom::object members;
+  if (item.get(members) != simdjson::SUCCESS) {
+    return fail(fmt::format("{}[{}]", name, index), "expected an object with key and value");
+  }
+  if (!room_for_entry(name)) return false;
+  EntryText entry;
+  bool seen_key = false;
+  bool seen_value = false;
+  for (const dom::key_value_pair member : members) {
+    const bool key = member.key == "key";
+    const auto field = [&] { return fmt::format("{}[{}].{}", name, index, shown(member.key)); };
+    if (!key && member.key != "value") {
+      return fail(field(), "unknown field; expected key and value");
+    }
+    if (std::exchange(key ? seen_key : seen_value, true)) return fail(field(), kRepeated);
+    std::string_view text;
+    const std::size_t least = key ? 1 : 0;
+    if (member.value.get(text) != simdjson::SUCCESS || text.size() < least ||
+        text.size() > rpc::kMaxText) {
+      return fail(field(), string_of(least, rpc::kMaxText));
+    }
+    (key ? entry.key : entry.value) = keep(text);
+  }
+  if (!seen_key || !seen_value) {
+    return fail(fmt::format("{}[{}]", name, index), "expected both key and value");
+  }
+  entries_.push_back(entry);
+  return true;
+}
+
+bool BodyReader::Impl::read_text(dom::element value, std::string_view field, std::size_t least,
+                                 std::size_t most, Text& out) {
+  std::string_view text;
+  if (value.get(text) != simdjson::SUCCESS || text.size() < least || text.size() > most) {
+    return fail(field, string_of(least, most));
+  }
+  out = keep(text);
+  return true;
+}
+
+bool BodyReader::Impl::read_integer(dom::element value, std::string_view field, std::uint64_t most,
+                                    std::uint64_t& out) {
+  std::uint64_t number = 0;
+  // Asked for its type first: a number with a fraction would be converted.
+  if ((!value.is_uint64() && !value.is_int64()) || value.get(number) != simdjson::SUCCESS ||
+      number > most) {
+    return fail(field, integer_to(most));
+  }
+  out = number;
+  return true;
+}
+
+void BodyReader::Impl::make_views() {
+  // Sized at once: spans into them are made while they fill.
+  entry_views_.resize(entries_.size());
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    entry_views_[i] = {view(entries_[i].key), view(entries_[i].value)};
+  }
+  descriptor_views_.resize(parts_.size());
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    const Part& part = parts_[i];
+    descriptor_views_[i] = {{entry_views_.data() + part.entry, part.entries}, part.hits};
+  }
+  requests_.resize(checks_.size());
+  for (std::size_t i = 0; i < checks_.size(); ++i) {
+    const Check& check = checks_[i];
+    const Descriptor* first = descriptor_views_.data() + check.part;
+    Request& request = requests_[i];
+    request.domain = view(check.domain);
+    request.descriptor = first->entries;
+    request.hits = first->hits;
+    request.id = view(check.id);
+    request.wants_bound = check.over_admission;
+    request.more = {first + 1, check.parts - 1};
+  }
+}
+
+BodyReader::BodyReader() : impl_(std::make_unique<Impl>()) {}
+BodyReader::~BodyReader() = default;
+BodyReader::BodyReader(BodyReader&&) noexcept = default;
+BodyReader& BodyReader::operator=(BodyReader&&) noexcept = default;
+
+bool BodyReader::check(std::string_view body) {
+  return impl_->add(body, [&](dom::element root) { return impl_->read_check(root, false); });
+}
+
+bool BodyReader::checks(std::string_view body) {
+  return impl_->add(body, [&](dom::element root) { return impl_->read_checks(root); });
+}
+
+bool BodyReader::reserve(std::string_view body) {
+  impl_->timeout_ = kMinute;
+  return impl_->add(body, [&](dom::element root) { return impl_->read_check(root, true); });
+}
+
+bool BodyReader::settle(std::string_view body, SettleBody& out) {
+  Impl& self = *impl_;
+  self.check_ = self.descriptor_ = -1;
+  dom::element root;
+  dom::object members;
+  if (!self.parse(body, root)) return false;
+  if (root.get(members) != simdjson::SUCCESS) return self.fail("", kObject);
+  bool seen_ticket = false;
+  bool seen_hits = false;
+  for (const dom::key_value_pair member : members) {
+    const bool ticket = member.key == "ticket";
+    if (!ticket && member.key != "hits") {
+      return self.fail(shown(member.key), "unknown field; expected ticket and hits");
+    }
+    if (std::exchange(ticket ? seen_ticket : seen_hits, true)) {
+      return self.fail(member.key, kRepeated);
+    }
+    if (!ticket) {
+      if (!self.read_integer(member.value, "hits", kMaxHits, out.hits)) return false;
+    } else if (member.value.get(out.ticket) != simdjson::SUCCESS || out.ticket.empty() ||
+               out.ticket.size() > rpc::kMaxTicket) {
+      return self.fail("ticket", string_of(1, rpc::kMaxTicket));
+    }
+  }
+  if (!seen_ticket) return self.fail("ticket", kMissing);
+  return seen_hits || self.fail("hits", kMissing);
+}
+
+std::size_t BodyReader::size() const {
+  return impl_->checks_.size();
+}
+
+std::span<const Request> BodyReader::requests() {
+  impl_->make_views();
+  return impl_->requests_;
+}
+
+Nanos BodyReader::timeout() const {
+  return impl_->timeout_;
+}
+
+const BodyError& BodyReader::error() const {
+  return impl_->error_;
+}
+
+void BodyReader::clear() {
+  // Many large bodies at once leave nothing behind.
+  if (impl_->text_.capacity() > kKeptText) *impl_ = Impl();
+  impl_->back_to({});
+}
 
 namespace {
 
-bool parse_request(std::string_view body, CheckBody& out, BodyError& error, bool reserve) {
-  out = {};
-  error = {};
-  CheckReader reader(out, error, reserve);
-  const bool parsed = json::sax_parse(body.begin(), body.end(), &reader);
-  if (parsed && reader.finished()) return true;
-  if (error.expected.empty()) error.expected = "expected a JSON object";
-  return false;
+// Bytes that a JSON string takes as they are: printable ASCII without '"' and '\'.
+constexpr auto kPlain = [] {
+  std::array<bool, 256> plain{};
+  for (unsigned c = ' '; c < 0x7f; ++c) plain[c] = c != '"' && c != '\\';
+  return plain;
+}();
+
+std::size_t plain_prefix(std::string_view text) {
+  std::size_t i = 0;
+  while (i < text.size() && kPlain[static_cast<unsigned char>(text[i])]) ++i;
+  return i;
+}
+
+void append_escape(rpc::Output& out, unsigned char c) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  constexpr std::string_view kShort = "\b\f\n\r\t\"\\";
+  constexpr std::string_view kLetters = "bfnrt\"\\";
+  out.push_back('\\');
+  if (const std::size_t at = kShort.find(static_cast<char>(c)); at != kShort.npos) {
+    out.push_back(kLetters[at]);
+    return;
+  }
+  out.append("u00");
+  out.push_back(kDigits[c >> 4]);
+  out.push_back(kDigits[c & 15u]);
+}
+
+// Within quotes.
+void append_escaped(rpc::Output& out, std::string_view text) {
+  while (true) {
+    const std::size_t plain = plain_prefix(text);
+    out.append(text.substr(0, plain));
+    text.remove_prefix(plain);
+    if (text.empty()) return;
+    const auto c = static_cast<unsigned char>(text.front());
+    std::size_t length = 1;
+    if (c < ' ' || c == '"' || c == '\\') {
+      append_escape(out, c);
+    } else if (const std::size_t sequence = internal::utf8_length(text); sequence != 0) {
+      length = sequence;
+      out.append(text.substr(0, length));
+    } else {
+      out.append("\xEF\xBF\xBD");
+    }
+    text.remove_prefix(length);
+  }
+}
+
+void append_bool(rpc::Output& out, bool value) {
+  out.append(value ? std::string_view("true") : std::string_view("false"));
+}
+
+void append_milliseconds(rpc::Output& out, Nanos length) {
+  if (length == kNever) return out.append("null");
+  out.append_decimal(milliseconds_rounded_up(length));
+}
+
+void append_status(rpc::Output& out, const Status& status, bool several) {
+  out.append("{\"rule\":\"");
+  append_escaped(out, status.rule);
+  out.append(status.allowed ? std::string_view("\",\"allowed\":true,\"limit\":")
+                            : std::string_view("\",\"allowed\":false,\"limit\":"));
+  out.append_decimal(status.limit);
+  out.append(",\"remaining\":");
+  out.append_decimal(status.remaining);
+  out.append(",\"reset_ms\":");
+  append_milliseconds(out, status.reset);
+  out.append(",\"retry_after_ms\":");
+  append_milliseconds(out, status.retry_after);
+  out.append(",\"delay_ms\":");
+  append_milliseconds(out, status.delay);
+  out.append(status.shadow ? std::string_view(",\"shadow\":true,\"degraded\":")
+                           : std::string_view(",\"shadow\":false,\"degraded\":"));
+  append_bool(out, status.degraded);
+  if (status.elsewhere) out.append(",\"elsewhere\":true");
+  if (status.over_admission) {
+    out.append(",\"over_admission_worst_case\":");
+    out.append_decimal(*status.over_admission);
+  }
+  if (several) {
+    out.append(",\"descriptor\":");
+    out.append_decimal(status.descriptor);
+  }
+  out.push_back('}');
+}
+
+// What makes a problem document of a denial.
+void append_denial(rpc::Output& out, const Reply& reply, const Status* decider) {
+  const bool degraded = decider != nullptr && decider->degraded;
+  out.append("\"type\":\"https://iana.org/assignments/http-problem-types#");
+  out.append(
+      degraded
+          ? std::string_view("temporary-reduced-capacity\",\"title\":\"Temporarily reduced capacity")
+          : std::string_view("quota-exceeded\",\"title\":\"Quota exceeded"));
+  out.append(degraded ? std::string_view("\",\"status\":429,\"detail\":\"The limiter cannot count "
+                                         "for rule ")
+                      : std::string_view("\",\"status\":429,\"detail\":\"Rule "));
+  if (decider != nullptr) append_escaped(out, decider->rule);
+  if (degraded) {
+    out.append(" now.");
+  } else if (decider != nullptr && decider->retry_after == kNever) {
+    out.append(" can never admit this request.");
+  } else if (decider != nullptr && decider->elsewhere) {
+    out.append(" has no rights left here; other regions are asked.");
+  } else {
+    out.append(" denied this request.");
+  }
+  out.append("\",\"violated-policies\":[");
+  bool first = true;
+  for (std::size_t i = 0; i < reply.statuses.size(); ++i) {
+    const Status& status = reply.statuses[i];
+    if (status.allowed || status.shadow) continue;
+    // Several descriptors may break one rule.
+    if (status.descriptor > 0 &&
+        std::any_of(reply.statuses.begin(), reply.statuses.begin() + static_cast<std::ptrdiff_t>(i),
+                    [&](const Status& other) {
+                      return !other.allowed && same_text(other.rule, status.rule);
+                    })) {
+      continue;
+    }
+    if (!std::exchange(first, false)) out.push_back(',');
+    append_json_string(out, status.rule);
+  }
+  out.append("],");
+}
+
+// A decision as a JSON object, without its end.
+void append_decision(rpc::Output& out, const Reply& reply) {
+  const Status* decider = reply.decider();
+  out.push_back('{');
+  if (!reply.allowed) append_denial(out, reply, decider);
+  out.append("\"allowed\":");
+  append_bool(out, reply.allowed);
+  if (decider == nullptr) {
+    out.append(",\"rule\":null,\"limit\":null,\"remaining\":null,\"reset_ms\":null");
+  } else {
+    out.append(",\"rule\":\"");
+    append_escaped(out, decider->rule);
+    out.append("\",\"limit\":");
+    out.append_decimal(decider->limit);
+    out.append(",\"remaining\":");
+    out.append_decimal(decider->remaining);
+    out.append(",\"reset_ms\":");
+    append_milliseconds(out, decider->reset);
+  }
+  out.append(",\"retry_after_ms\":");
+  append_milliseconds(out, reply.allowed        ? 0
+                           : decider == nullptr ? kNever
+                                                : decider->retry_after);
+  out.append(",\"delay_ms\":");
+  append_milliseconds(out, reply.delay());
+  if (reply.repeated) out.append(",\"repeated\":true");
+}
+
+void append_statuses(rpc::Output& out, const Reply& reply) {
+  const bool several = std::any_of(reply.statuses.begin(), reply.statuses.end(),
+                                   [](const Status& status) { return status.descriptor != 0; });
+  out.append(",\"statuses\":[");
+  for (std::size_t i = 0; i < reply.statuses.size(); ++i) {
+    if (i > 0) out.push_back(',');
+    append_status(out, reply.statuses[i], several);
+  }
+  out.append("]}");
+}
+
+std::string_view title_of(unsigned status) {
+  switch (status) {
+    case 400:
+      return "Bad request";
+    case 501:
+      return "Not implemented";
+    default:
+      return "Service unavailable";
+  }
+}
+
+void append_error(rpc::Output& out, const Error& error) {
+  const unsigned status = http_status(error.kind);
+  append_problem(out, status, title_of(status), error.detail, {}, error.kind);
 }
 
 }  // namespace
 
-bool parse_check(std::string_view body, CheckBody& out, BodyError& error) {
-  return parse_request(body, out, error, false);
-}
-
-bool parse_reserve(std::string_view body, CheckBody& out, BodyError& error) {
-  return parse_request(body, out, error, true);
-}
-
-bool parse_settle(std::string_view body, SettleBody& out, BodyError& error) {
-  out = {};
-  error = {};
-  SettleReader reader(out, error);
-  const bool parsed = json::sax_parse(body.begin(), body.end(), &reader);
-  if (parsed && reader.finished()) return true;
-  if (error.expected.empty()) error.expected = "expected a JSON object";
-  return false;
-}
-
-std::string problem_json(unsigned status, std::string_view title, std::string_view detail,
-                         std::string_view field) {
-  Ordered out;
-  out["type"] = "about:blank";
-  out["title"] = title;
-  out["status"] = status;
-  out["detail"] = detail;
-  if (!field.empty()) out["field"] = field;
-  return dump(out);
-}
-
-std::string answer_json(const HttpAnswer& answer) {
-  const HttpStatus* decider = answer.decider();
-  Ordered out;
-  if (!answer.allowed) {
-    const bool degraded = decider != nullptr && decider->degraded;
-    const std::string rule = decider == nullptr ? "" : decider->rule;
-    out["type"] = degraded
-                      ? "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
-                      : "https://iana.org/assignments/http-problem-types#quota-exceeded";
-    out["title"] = degraded ? "Temporarily reduced capacity" : "Quota exceeded";
-    out["status"] = 429;
-    if (degraded) {
-      out["detail"] = fmt::format("The limiter cannot count for rule {} now.", rule);
-    } else if (decider != nullptr && decider->retry_after == kNever) {
-      out["detail"] = fmt::format("Rule {} can never admit this request.", rule);
-    } else if (decider != nullptr && decider->elsewhere) {
-      out["detail"] =
-          fmt::format("Rule {} has no rights left here; other regions are asked.", rule);
-    } else {
-      out["detail"] = fmt::format("Rule {} denied this request.", rule);
-    }
-    Ordered violated = Ordered::array();
-    for (const HttpStatus& status : answer.statuses) {
-      if (!status.allowed && !status.shadow) violated.push_back(status.rule);
-    }
-    out["violated-policies"] = std::move(violated);
+unsigned http_status(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::none:
+      return 200;
+    case ErrorKind::invalid:
+      return 400;
+    case ErrorKind::unsupported:
+      return 501;
+    default:
+      return 503;
   }
-  out["allowed"] = answer.allowed;
-  out["rule"] = decider == nullptr ? Ordered(nullptr) : Ordered(decider->rule);
-  out["limit"] = decider == nullptr ? Ordered(nullptr) : Ordered(decider->limit);
-  out["remaining"] = decider == nullptr ? Ordered(nullptr) : Ordered(decider->remaining);
-  out["reset_ms"] = decider == nullptr ? Ordered(nullptr) : milliseconds(decider->reset);
-  out["retry_after_ms"] =
-      answer.allowed ? Ordered(0)
-                     : (decider == nullptr ? Ordered(nullptr) : milliseconds(decider->retry_after));
-  out["delay_ms"] = milliseconds(answer.delay());
-  if (answer.repeated) out["repeated"] = true;
-  if (answer.ticket) {
-    out["ticket"] = answer.ticket->empty() ? Ordered(nullptr) : Ordered(*answer.ticket);
-  }
-  Ordered statuses = Ordered::array();
-  for (const HttpStatus& status : answer.statuses) statuses.push_back(to_json(status));
-  out["statuses"] = std::move(statuses);
-  return dump(out);
 }
 
-std::string settled_json(const HttpSettled& settled) {
-  Ordered out;
-  out["settled"] = settled.known;
-  out["reserved"] = settled.reserved;
-  out["lapsed"] = settled.lapsed;
-  out["degraded"] = settled.degraded;
-  return dump(out);
+unsigned http_status(const Reply& reply) {
+  if (!reply.error.empty()) return http_status(reply.error.kind);
+  return reply.allowed ? 200 : 429;
+}
+
+unsigned http_status(const SettleReply& reply) {
+  if (!reply.error.empty()) return http_status(reply.error.kind);
+  return reply.settled ? 200 : 404;
+}
+
+std::string_view content_type(unsigned status) {
+  return status < 400 ? std::string_view("application/json")
+                      : std::string_view("application/problem+json");
+}
+
+void append_json_string(rpc::Output& out, std::string_view text) {
+  out.push_back('"');
+  append_escaped(out, text);
+  out.push_back('"');
+}
+
+void append_answer(rpc::Output& out, const Reply& reply) {
+  if (!reply.error.empty()) return append_error(out, reply.error);
+  append_decision(out, reply);
+  append_statuses(out, reply);
+  out.push_back('\n');
+}
+
+void append_answers(rpc::Output& out, std::span<const Reply> replies) {
+  out.append("{\"results\":[");
+  for (std::size_t i = 0; i < replies.size(); ++i) {
+    const Reply& reply = replies[i];
+    if (i > 0) out.push_back(',');
+    if (reply.error.empty()) {
+      append_decision(out, reply);
+      append_statuses(out, reply);
+      continue;
+    }
+    out.append("{\"error\":\"");
+    out.append(to_string(reply.error.kind));
+    out.append("\",\"detail\":");
+    append_json_string(out, reply.error.detail);
+    out.push_back('}');
+  }
+  out.append("]}\n");
+}
+
+void append_reserved(rpc::Output& out, const ReserveReply& reply) {
+  if (!reply.decision.error.empty()) return append_error(out, reply.decision.error);
+  append_decision(out, reply.decision);
+  out.append(",\"ticket\":");
+  if (reply.ticket.empty()) {
+    out.append("null");
+  } else {
+    append_json_string(out, reply.ticket);
+  }
+  append_statuses(out, reply.decision);
+  out.push_back('\n');
+}
+
+void append_settled(rpc::Output& out, const SettleReply& reply) {
+  if (!reply.error.empty()) return append_error(out, reply.error);
+  if (!reply.settled) {
+    return append_problem(
+        out, 404, "Unknown ticket",
+        "No such ticket is open here: it was settled, has timed out, or is another node's.",
+        "ticket");
+  }
+  out.append("{\"settled\":true,\"reserved\":");
+  out.append_decimal(reply.reserved);
+  out.append(",\"lapsed\":");
+  append_bool(out, reply.lapsed);
+  out.append(",\"degraded\":");
+  append_bool(out, reply.degraded);
+  out.append("}\n");
+}
+
+void append_problem(rpc::Output& out, unsigned status, std::string_view title,
+                    std::string_view detail, std::string_view field, ErrorKind error) {
+  out.append("{\"type\":\"about:blank\",\"title\":");
+  append_json_string(out, title);
+  out.append(",\"status\":");
+  out.append_decimal(status);
+  out.append(",\"detail\":");
+  append_json_string(out, detail);
+  if (!field.empty()) {
+    out.append(",\"field\":");
+    append_json_string(out, field);
+  }
+  if (error != ErrorKind::none) {
+    out.append(",\"error\":");
+    append_json_string(out, to_string(error));
+  }
+  out.append("}\n");
+}
+
+void append_problem(rpc::Output& out, const BodyError& error) {
+  if (error.field.empty()) {
+    return append_problem(out, 400, title_of(400), error.expected, {}, ErrorKind::invalid);
+  }
+  append_problem(out, 400, title_of(400), error.field + ": " + error.expected, error.field,
+                 ErrorKind::invalid);
 }
 
 }  // namespace weir::node
