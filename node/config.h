@@ -13,14 +13,13 @@
 #include <weir/crdt/ids.h>
 #include <weir/crdt/time.h>
 #include <weir/limits/rules/rule.h>
-#include <weir/node/fronts/http/http_headers.h>
 #include <weir/node/log.h>
 
 namespace weir::node {
 
 struct PeerConfig {
   crdt::Member member;
-  std::string address;  ///< literal, "10.0.0.2:7400"
+  std::string address;                             ///< literal, "10.0.0.2:7400"
   std::vector<crdt::WeightChange> weights = {{}};  ///< its part of escrow rules' limits
   int line = 0;                                    ///< where the file names it
   int column = 0;
@@ -37,13 +36,17 @@ struct StorageConfig {
   std::uint64_t map_size = 64ull << 30;  ///< bytes of address space, a multiple of 4096
 };
 
+/// What X-RateLimit-Reset counts: seconds from now, or the Unix time in seconds.
+enum class ResetFormat : std::uint8_t { seconds, epoch };
+
 struct HttpConfig {
   ResetFormat reset = ResetFormat::seconds;
   unsigned max_connections = 1024;
   std::size_t max_body = 64u << 10;  ///< bytes
 };
 
-/// Names of fronts in `listen`, in the order in which they start. node/fronts/factory.cc makes them.
+/// Names of fronts in `listen`, in the order in which they start. node/fronts/factory.cc makes
+/// them.
 inline constexpr std::array<std::string_view, 3> kFronts = {"admin", "clients", "http"};
 
 /// One address that a front listens on.
@@ -62,8 +65,8 @@ struct NodeConfig {
   /// Fronts and their addresses. A front that `listen` does not name does not listen.
   std::vector<ListenConfig> fronts = {
       {"admin", "127.0.0.1:7403"}, {"clients", "127.0.0.1:7401"}, {"http", "127.0.0.1:7402"}};
-  unsigned threads = 0;  ///< workers that answer requests; 0: as many as there are cores
-  std::vector<PeerConfig> peers;                   ///< every other member of the cluster
+  unsigned threads = 0;           ///< workers that answer requests; 0: as many as there are cores
+  std::vector<PeerConfig> peers;  ///< every other member of the cluster
   std::vector<crdt::WeightChange> weights = {{}};  ///< this node's part, as its peers know it
   std::string rules;
   std::optional<StorageConfig> storage;  ///< none: in memory only

@@ -251,9 +251,10 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
 
   /// On every worker, or on the main loop.
   bool start_front(ListenConfig& listen, std::string& error) {
+    std::shared_ptr<void> among;
     if (place_of(listen.front) == FrontPlace::main_loop) {
       fronts.push_back(make_front(listen.front, {loop, config, nullptr, report.get(),
-                                                 [this] { return wall_clock(); }}));
+                                                 [this] { return wall_clock(); }, among}));
       if (!fronts.back()->start(listen.address, rpc::Sharing::alone, error)) return false;
       listen.address = rpc::with_port(listen.address, fronts.back()->port());
       return true;
@@ -261,7 +262,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     // The first one finds out whether the address is free, and which port it is.
     auto sharing = workers.size() == 1 ? rpc::Sharing::alone : rpc::Sharing::first;
     for (const auto& worker : workers) {
-      if (!worker->start_front(listen, sharing, error)) return false;
+      if (!worker->start_front(listen, sharing, among, error)) return false;
       sharing = rpc::Sharing::further;
     }
     return true;
@@ -433,8 +434,8 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   }
   void ask_reserve(std::size_t member, rpc::CheckItem item, Nanos timeout, Nanos patience,
                    std::function<void(ReserveReply)> done) override {
-    peers->ask_reserve(static_cast<crdt::PeerIndex>(member - 1), std::move(item), timeout,
-                       patience, std::move(done));
+    peers->ask_reserve(static_cast<crdt::PeerIndex>(member - 1), std::move(item), timeout, patience,
+                       std::move(done));
   }
   void ask_settle(std::size_t member, std::string ticket, std::uint64_t hits, Nanos patience,
                   std::function<void(SettleReply)> done) override {

@@ -48,12 +48,13 @@ void Worker::run(std::promise<void>& ready) {
   }
 }
 
-bool Worker::start_front(ListenConfig& listen, rpc::Sharing sharing, std::string& error) {
+bool Worker::start_front(ListenConfig& listen, rpc::Sharing sharing, std::shared_ptr<void>& among,
+                         std::string& error) {
   std::promise<bool> told;
   std::future<bool> started = told.get_future();
   loop_->post([&] {
-    auto front = make_front(listen.front, {*loop_, shared_.config, &state_->service, nullptr,
-                                           shared_.wall});
+    auto front = make_front(
+        listen.front, {*loop_, shared_.config, &state_->service, nullptr, shared_.wall, among});
     const bool listens = front->start(listen.address, sharing, error);
     if (listens) {
       listen.address = rpc::with_port(listen.address, front->port());

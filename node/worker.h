@@ -39,7 +39,9 @@ class Worker {
 
   /// Makes a front there and has it listen. Port 0 of `listen.address` is replaced by the port that
   /// it got, so that further workers listen there too. On failure false, with the reason.
-  bool start_front(ListenConfig& listen, rpc::Sharing sharing, std::string& error);
+  /// `among` is FrontContext::shared, of all workers.
+  bool start_front(ListenConfig& listen, rpc::Sharing sharing, std::shared_ptr<void>& among,
+                   std::string& error);
   /// Has all fronts drain. Returns at once.
   void drain();
   /// Closes all fronts and ends the thread.
@@ -50,8 +52,8 @@ class Worker {
   void run(std::promise<void>& ready);
 
   const Shared& shared_;
-  rpc::EventLoop* loop_ = nullptr;   // on the thread's stack
-  Thread* state_ = nullptr;          // too
+  rpc::EventLoop* loop_ = nullptr;  // on the thread's stack
+  Thread* state_ = nullptr;         // too
   std::thread thread_;
 };
 

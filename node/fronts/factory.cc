@@ -12,6 +12,19 @@ namespace {
 
 using Made = std::unique_ptr<Front>;
 
+Made make_http(const FrontContext& context) {
+  const HttpConfig& config = context.config.http;
+  if (context.shared == nullptr) {
+    context.shared = std::make_shared<ConnectionBudget>(config.max_connections);
+  }
+  HttpFrontOptions options;
+  options.reset = config.reset;
+  options.server.max_body = config.max_body;
+  options.wall = context.wall;
+  return std::make_unique<HttpFront>(context.loop, *context.service, std::move(options),
+                                     std::static_pointer_cast<ConnectionBudget>(context.shared));
+}
+
 struct Kind {
   std::string_view name;
   FrontPlace place;
@@ -28,10 +41,7 @@ constexpr std::array kKinds = {
          [](const FrontContext& c) -> Made {
            return std::make_unique<CapnpFront>(c.loop, *c.service);
          }},
-    Kind{"http", FrontPlace::worker,
-         [](const FrontContext& c) -> Made {
-           return std::make_unique<HttpFront>(c.loop, *c.service, c.config.http, c.wall);
-         }},
+    Kind{"http", FrontPlace::worker, make_http},
 };
 
 constexpr bool same_names() {

@@ -18,6 +18,8 @@ struct FrontContext {
   Service* service = nullptr;        ///< a worker's; of fronts that run on workers
   Operations* operations = nullptr;  ///< of fronts that run on the main loop
   std::function<Nanos()> wall;
+  /// What the fronts of one address share, on all workers: made by the first of them.
+  std::shared_ptr<void>& shared;
 };
 
 enum class FrontPlace { worker, main_loop };

@@ -5,12 +5,10 @@
 
 #include <weir/crdt/time.h>
 #include <weir/limits/reply.h>
+#include <weir/node/config.h>
 #include <weir/rpc/net/output.h>
 
 namespace weir::node {
-
-/// What X-RateLimit-Reset counts: seconds from now, or the Unix time in seconds.
-enum class ResetFormat : std::uint8_t { seconds, epoch };
 
 /// Appends the headers that tell a client of its quota, as lines with CR LF. docs/http.md says what
 /// each means. `now` is the Unix time of the answer.

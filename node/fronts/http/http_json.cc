@@ -26,7 +26,7 @@ constexpr std::size_t kKeptText = 1u << 20;
 constexpr std::size_t kShownBytes = 64;
 
 std::string shown(std::string_view name) {
-  const std::string_view prefix = utf8_prefix(name, kShownBytes);
+  const std::string_view prefix = internal::utf8_prefix(name, kShownBytes);
   std::string out(prefix);
   if (prefix.size() < name.size()) out += "…";
   return out;

@@ -30,7 +30,9 @@ void HttpListener::stop() {
 
 void respond_problem(HttpExchange& exchange, unsigned status, std::string_view title,
                      std::string_view detail, std::string_view fields) {
-  exchange.respond(status, "application/problem+json", problem_json(status, title, detail), fields);
+  exchange.begin(status, content_type(status)).append(fields);
+  append_problem(exchange.begin_body(), status, title, detail);
+  exchange.finish();
 }
 
 }  // namespace weir::node
