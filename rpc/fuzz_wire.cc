@@ -1,25 +1,78 @@
-// libFuzzer target: arbitrary bytes as a peer's message. Built with -DWEIR_FUZZ=ON and clang; run
-// as
+// libFuzzer target: arbitrary bytes as a peer's message, as what it asks and as what it answers.
+// Built with -DWEIR_FUZZ=ON and clang; run as
 //   fuzz_wire -max_len=65536 corpus/
 #include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <vector>
 
+#include <weir/rpc/framed_bytes.h>
+#include <weir/rpc/peers/forward_wire.h>
 #include <weir/rpc/wire.h>
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace weir;
+namespace weir::rpc {
+namespace {
+
+using Bytes = std::span<const std::byte>;
+
+void expect(bool holds) {
+  if (!holds) std::abort();
+}
+
+// What is accepted can be sent on, and means the same there.
+
+void fuzz_message(Bytes bytes) {
   crdt::Message message;
   std::string error;
-  auto* bytes = reinterpret_cast<const std::byte*>(data);
-  if (!rpc::decode_bytes({bytes, size}, message, error)) return 0;
-
-  // What is accepted can be sent on, and means the same there.
+  if (!decode_bytes(bytes, message, error)) return;
   std::vector<std::byte> again;
   crdt::Message twice;
-  if (!rpc::encode_bytes(message, again, error)) std::abort();
-  if (!rpc::decode_bytes(again, twice, error)) std::abort();
-  if (!(twice == message)) std::abort();
+  expect(encode_bytes(message, again, error));
+  expect(decode_bytes(again, twice, error));
+  expect(twice == message);
+}
+
+bool read(Bytes bytes, CheckItem& out) {
+  return test::with_framed<schema::ForwardedCheck>(bytes, [&](auto root) {
+    if (!problem(root).empty()) return false;
+    served_bytes(root);
+    out = decode(root);
+    return true;
+  });
+}
+
+void fuzz_request(Bytes bytes) {
+  CheckItem item;
+  if (!read(bytes, item)) return;
+  expect(problem(item).empty());
+  CheckItem twice;
+  expect(read(test::framed<schema::ForwardedCheck>([&](auto root) { encode(item, root); }), twice));
+  expect(twice == item);
+}
+
+void fuzz_answers(Bytes bytes) {
+  ReserveReply reserved;
+  if (test::with_framed<schema::Link::ReserveResults>(
+          bytes, [&](auto root) { return decode_answer(root, kMaxOnly, reserved); })) {
+    expect(reserved.decision.statuses.size() <= kMaxOnly);
+    Reply twice;
+    auto again =
+        test::framed<schema::CheckResult>([&](auto root) { encode(reserved.decision, root); });
+    expect(test::with_framed<schema::CheckResult>(
+        again, [&](auto root) { return decode_answer(root, kMaxOnly, twice); }));
+  }
+  SettleReply settled;
+  test::with_framed<schema::SettleResult>(bytes,
+                                          [&](auto root) { return decode_answer(root, settled); });
+}
+
+}  // namespace
+}  // namespace weir::rpc
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const weir::rpc::Bytes bytes{reinterpret_cast<const std::byte*>(data), size};
+  weir::rpc::fuzz_message(bytes);
+  weir::rpc::fuzz_request(bytes);
+  weir::rpc::fuzz_answers(bytes);
   return 0;
 }

@@ -44,9 +44,20 @@ interface Gate {
 }
 
 interface Link {
-  # Carries messages from the dialer to the acceptor, never back.
+  # Carries messages and questions from the dialer to the acceptor, never back.
   send @0 (message :Message) -> ();  # returns when the receiver is ready for more
   ping @1 () -> ();
+
+  # What the acceptor is to decide for the dialer: see Service for what each means. A call that
+  # fails as overloaded, or as unimplemented, was not begun.
+  check @2 (requests :List(ForwardedCheck)) -> (results :List(CheckResult));
+  reserve @3 (request :ForwardedCheck, timeoutNs :Int64) -> (result :CheckResult, ticket :Text);
+  settle @4 (ticket :Text, hits :UInt64) -> (result :SettleResult);
+}
+
+struct ForwardedCheck {
+  request @0 :CheckRequest;  # without `only`
+  rules @1 :List(Text);      # these alone are to decide, there and no further; at least one
 }
 
 struct Message {
@@ -187,7 +198,7 @@ struct CheckRequest {
   entries @1 :List(Entry);
   hits @2 :UInt64 = 1;   # 0 peeks
   id @3 :Text;           # not empty: names the request, which then counts once
-  only @4 :List(Text);   # from another node, not empty: these rules alone, and no further
+  only @4 :List(Text);   # reserved: nodes used to ask each other as clients. See ForwardedCheck
   wantsBound @5 :Bool;   # the answer should tell overAdmission
   more @6 :List(Descriptor);  # further descriptors: all rules of all must allow, or nothing counts
 }

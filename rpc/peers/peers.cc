@@ -11,6 +11,8 @@
 #include <weir/rpc/net/backoff.h>
 #include <weir/rpc/net/connection.h>
 #include <weir/rpc/net/listener.h>
+#include <weir/rpc/peers/forward_queue.h>
+#include <weir/rpc/peers/forward_server.h>
 #include <weir/rpc/peers/handshake.h>
 #include <weir/rpc/wire.h>
 
@@ -20,6 +22,7 @@ namespace {
 /// A stranger's messages are small; a member's may be as large as any.
 constexpr std::size_t kStrangerWords = 4096;
 constexpr std::size_t kMemberWords = 1u << 20;
+constexpr const char* kNotServed = "no rule is decided for other nodes here";
 /// What all inbound connections may be reading at once.
 constexpr std::size_t kReadBudget = 256u << 20;
 constexpr auto kSweepInterval = 500 * kj::MILLISECONDS;
@@ -54,6 +57,12 @@ bool read_nonce(capnp::Data::Reader in, Nonce& out) {
   return true;
 }
 
+ForwardLimits forward_limits(const PeerOptions& options) {
+  return {options.max_asked,
+          options.max_asked_bytes,
+          {options.ask_misses, options.ask_pause, options.ask_pause_max}};
+}
+
 std::string label(const PeerAddress& peer) {
   return printable(peer.member) + " at " + printable(peer.address);
 }
@@ -77,6 +86,7 @@ struct PeerNetwork::Impl final : kj::TaskSet::ErrorHandler {
   kj::Promise<void> sweep();
   int find(const crdt::Member& member) const;
   void report(const std::string& who, const std::string& why);
+  bool room_to_ask(std::size_t peer);
   void taskFailed(kj::Exception&& e) override { KJ_LOG(ERROR, "peer network task", e); }
 
   EventLoop& loop;
@@ -93,6 +103,8 @@ struct PeerNetwork::Impl final : kj::TaskSet::ErrorHandler {
   std::vector<Inbound*> sessions;  // by peer; null: none
   std::vector<kj::Own<Outgoing>> outgoing;
   std::vector<LinkStatus> counters;
+  ForwardServer serving;
+  std::vector<kj::Own<ForwardQueue>> asking;  // by peer
   kj::TaskSet tasks;
 };
 
@@ -153,7 +165,24 @@ class PeerNetwork::Impl::LinkServer final : public schema::Link::Server {
     return kj::READY_NOW;
   }
 
+  kj::Promise<void> check(CheckContext context) override {
+    return serving().check(session_->peer, context);
+  }
+  kj::Promise<void> reserve(ReserveContext context) override {
+    return serving().reserve(session_->peer, context);
+  }
+  kj::Promise<void> settle(SettleContext context) override {
+    return serving().settle(session_->peer, context);
+  }
+
  private:
+  ForwardServer& serving() {
+    if (session_->net == nullptr) {
+      kj::throwFatalException(KJ_EXCEPTION(DISCONNECTED, "this session is over"));
+    }
+    return session_->net->serving;
+  }
+
   kj::Own<Inbound> session_;
 };
 
@@ -282,11 +311,22 @@ class PeerNetwork::Impl::Outgoing {
     tally.incarnation = {};
     tally.in_flight = 0;
     tally.in_flight_bytes = 0;
-    net_.handler.peer_down(index_);
+    Impl& net = net_;
+    ForwardQueue& asked = *net.asking[index_];
+    asked.mute();
+    net.handler.peer_down(index_);
+    asked.session_down(net.running ? "connection lost" : "this node is stopping");
   }
   /// Nothing more is sent; peer_down is yet to be called.
   void mute() {
-    if (session_.get() != nullptr) session_->muted = true;
+    if (session_.get() == nullptr) return;
+    session_->muted = true;
+    net_.asking[index_]->mute();
+  }
+  /// Whatever requests leave behind when their time is over, messages still find room.
+  bool room_to_ask() {
+    const std::size_t most = 2 * net_.options.max_in_flight_bytes;  // as in send()
+    return connection_->queued_bytes() <= most - std::min(most / 2, net_.options.max_asked_bytes);
   }
 
  private:
@@ -422,6 +462,7 @@ kj::Promise<void> PeerNetwork::Impl::Outgoing::greeted(schema::Gate::Client gate
 
 void PeerNetwork::Impl::Outgoing::up(const crdt::Incarnation& incarnation,
                                      schema::Link::Client link) {
+  net_.asking[index_]->session_up(link);
   session_ = kj::refcounted<Session>(kj::mv(link));
   up_since_ = timer().now();
   LinkStatus& tally = net_.counters[index_];
@@ -430,7 +471,7 @@ void PeerNetwork::Impl::Outgoing::up(const crdt::Incarnation& incarnation,
   tally.last_error.clear();
   ++tally.sessions;
   // Told as the incarnation that a set_incarnation() in this turn has replaced? Then it restarts.
-  if (net_.restarting) session_->muted = true;
+  if (net_.restarting) mute();
   net_.handler.peer_up(index_, incarnation);
 }
 
@@ -513,6 +554,29 @@ bool PeerNetwork::Impl::Outgoing::send(const crdt::Message& message) {
   return sent;
 }
 
+// ---- Requests that nobody serves ----
+
+void PeerHandler::serve(crdt::PeerIndex, std::vector<CheckItem> items,
+                        std::function<void(std::vector<Reply>)> done) {
+  std::vector<Reply> replies(items.size());
+  for (Reply& reply : replies) reply.fail(ErrorKind::unsupported, kNotServed);
+  done(std::move(replies));
+}
+
+void PeerHandler::serve_reserve(crdt::PeerIndex, CheckItem, Nanos,
+                                std::function<void(ReserveReply)> done) {
+  ReserveReply reply;
+  reply.decision.fail(ErrorKind::unsupported, kNotServed);
+  done(std::move(reply));
+}
+
+void PeerHandler::serve_settle(crdt::PeerIndex, std::string, std::uint64_t,
+                               std::function<void(SettleReply)> done) {
+  SettleReply reply;
+  reply.error = {ErrorKind::unsupported, kNotServed};
+  done(std::move(reply));
+}
+
 // ---- The network ----
 
 PeerNetwork::Impl::Impl(EventLoop& l, PeerOptions o, PeerHandler& h)
@@ -525,7 +589,13 @@ PeerNetwork::Impl::Impl(EventLoop& l, PeerOptions o, PeerHandler& h)
           [this](kj::Own<UvStream> stream, const Address& from) { accept(kj::mv(stream), from); }),
       sessions(options.peers.size()),
       counters(options.peers.size()),
-      tasks(*this) {}
+      serving(handler, {options.max_served, options.max_served_bytes}, options.peers.size()),
+      tasks(*this) {
+  for (std::size_t i = 0; i < options.peers.size(); ++i) {
+    asking.push_back(kj::heap<ForwardQueue>(loop.timer(), forward_limits(options),
+                                            [this, i] { return room_to_ask(i); }));
+  }
+}
 
 PeerNetwork::Impl::~Impl() {
   stop();
@@ -540,6 +610,10 @@ int PeerNetwork::Impl::find(const crdt::Member& member) const {
 
 void PeerNetwork::Impl::report(const std::string& who, const std::string& why) {
   handler.refused(printable(who), why.substr(0, 512));
+}
+
+bool PeerNetwork::Impl::room_to_ask(std::size_t peer) {
+  return peer < outgoing.size() && outgoing[peer]->room_to_ask();
 }
 
 bool PeerNetwork::Impl::start(std::string& error) {
@@ -589,12 +663,15 @@ void PeerNetwork::Impl::stop() {
   running = false;
   listener.close();
   drop_inbound();
+  for (auto& asked : asking) asked->mute();
   auto gone = std::move(outgoing);
   outgoing.clear();
   for (auto& out : gone) out->down();
   // Their promises, or one of the handler's, may be on the stack.
-  tasks.add(
-      kj::evalLater([this, gone = kj::mv(gone)] { receiving.cancel("this node is stopping"); }));
+  tasks.add(kj::evalLater([this, gone = kj::mv(gone)] {
+    receiving.cancel("this node is stopping");
+    serving.stop();
+  }));
   sodium_memzero(key.data(), key.size());
 }
 
@@ -671,6 +748,25 @@ bool PeerNetwork::send(crdt::PeerIndex peer, const crdt::Message& message) {
   return impl_->outgoing[peer]->send(message);
 }
 
+void PeerNetwork::ask(crdt::PeerIndex peer, CheckItem item, Nanos patience,
+                      std::function<void(Reply)> done) {
+  impl_->asking.at(peer)->check(std::move(item), patience, std::move(done));
+}
+
+void PeerNetwork::ask_reserve(crdt::PeerIndex peer, CheckItem item, Nanos timeout, Nanos patience,
+                              std::function<void(ReserveReply)> done) {
+  impl_->asking.at(peer)->reserve(std::move(item), timeout, patience, std::move(done));
+}
+
+void PeerNetwork::ask_settle(crdt::PeerIndex peer, std::string ticket, std::uint64_t hits,
+                             Nanos patience, std::function<void(SettleReply)> done) {
+  impl_->asking.at(peer)->settle(std::move(ticket), hits, patience, std::move(done));
+}
+
+bool PeerNetwork::askable(crdt::PeerIndex peer) const {
+  return peer < impl_->asking.size() && impl_->asking[peer]->usable();
+}
+
 void PeerNetwork::set_incarnation(const crdt::Incarnation& fresh) {
   Impl& net = *impl_;
   net.options.incarnation = fresh;
@@ -700,6 +796,17 @@ LinkStatus PeerNetwork::status(crdt::PeerIndex peer) const {
   if (peer >= impl_->counters.size()) return {};
   LinkStatus out = impl_->counters[peer];
   out.heard = impl_->sessions[peer] != nullptr;
+  const ForwardCounters& asked = impl_->asking[peer]->counters();
+  out.asked = asked.sent;
+  out.ask_unsent = asked.unsent;
+  out.ask_missed = asked.missed;
+  out.ask_failed = asked.failed;
+  out.asking = impl_->asking[peer]->open();
+  const ServeCounters& served = impl_->serving.counters(peer);
+  out.served = served.requests;
+  out.serve_malformed = served.malformed;
+  out.serve_shed = served.shed;
+  out.serving = impl_->serving.serving(peer);
   return out;
 }
 
