@@ -551,7 +551,7 @@ TEST_F(ClusterTest, ALimitBelowTheNumberOfNodesIsUsedUpFromOneOfThem) {
                                     R"({"domain":"api","descriptor":{"mode":"few","key":"http"}})");
     EXPECT_EQ(answer.find("\"allowed\":true") != std::string::npos, i < 3) << answer;
   }
-  std::string metrics = http_get(cluster.http_address(0), "/metrics");
+  std::string metrics = http_get(cluster.admin_address(0), "/metrics");
   EXPECT_NE(metrics.find("weir_escrow_whole 1"), std::string::npos);
   EXPECT_NE(metrics.find("weir_escrow_forwards_admitted_total "), std::string::npos);
 }
@@ -694,9 +694,9 @@ TEST_F(ClusterTest, ARuleGetsAHomeWhileNodesRun) {
 TEST_F(ClusterTest, OperatorsSeeANode) {
   Cluster cluster(options({"eu"}));
   cluster.start(0);
-  EXPECT_NE(http_get(cluster.http_address(0), "/healthz").find("200"), std::string::npos);
-  EXPECT_NE(http_get(cluster.http_address(0), "/readyz").find("200"), std::string::npos);
-  std::string metrics = http_get(cluster.http_address(0), "/metrics");
+  EXPECT_NE(http_get(cluster.admin_address(0), "/healthz").find("200"), std::string::npos);
+  EXPECT_NE(http_get(cluster.admin_address(0), "/readyz").find("200"), std::string::npos);
+  std::string metrics = http_get(cluster.admin_address(0), "/metrics");
   EXPECT_NE(metrics.find("weir_"), std::string::npos);
   EXPECT_NE(metrics.find("rule=\"counted\""), std::string::npos);
   auto status = nlohmann::json::parse(cluster.status(0), nullptr, false);

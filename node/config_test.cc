@@ -70,14 +70,28 @@ class Folder {
   std::string path_;
 };
 
+std::string fronts(const NodeConfig& config) {
+  std::string out;
+  for (const ListenConfig& one : config.fronts) out += one.front + "=" + one.address + " ";
+  return out;
+}
+
+TEST(Config, OnlyFrontsThatAreNamedListen) {
+  EXPECT_EQ(fronts(good(std::string(kMinimal) + "listen: {http: 127.0.0.1:1}\n")),
+            "http=127.0.0.1:1 ");
+  EXPECT_THAT(errors(std::string(kMinimal) + "listen: {htpp: 127.0.0.1:1, http: []}\n"),
+              ElementsAre(testing::HasSubstr("listen.htpp: unknown field; expected"),
+                          testing::HasSubstr("listen.http: expected 1 to 16 addresses, got 0")));
+}
+
 TEST(Config, DefaultsBindLoopback) {
   const NodeConfig config = good(kMinimal);
   EXPECT_EQ(config.cluster, "demo");
   EXPECT_EQ(config.self, (crdt::Member{"eu-west-1", "eu-1"}));
   EXPECT_EQ(config.secret, "");
   EXPECT_EQ(config.listen_peers, "127.0.0.1:7400");
-  EXPECT_EQ(config.listen_clients, "127.0.0.1:7401");
-  EXPECT_EQ(config.listen_http, "127.0.0.1:7402");
+  EXPECT_EQ(fronts(config), "admin=127.0.0.1:7403 clients=127.0.0.1:7401 http=127.0.0.1:7402 ");
+  EXPECT_EQ(config.threads, 0u);
   EXPECT_TRUE(config.peers.empty());
   EXPECT_EQ(config.rules, "rules.yaml");
   EXPECT_FALSE(config.storage.has_value());
@@ -101,7 +115,8 @@ TEST(Config, ReadsEveryField) {
 cluster: {name: demo, secret: "0123456789abcdef"}
 region: eu-west-1
 node: eu-1
-listen: {peers: "[::]:7500", clients: 0.0.0.0:0, http: "[::1]:7502"}
+listen: {peers: "[::]:7500", clients: 0.0.0.0:0, http: ["[::1]:7502", 127.0.0.1:7502], admin: 127.0.0.1:7503}
+threads: 3
 peers:
   - {region: us-east-1, node: us-1, address: 10.0.0.2:7400}
   - {region: us-east-1, node: us-2, address: "[2001:DB8::0:1]:7400"}
@@ -122,8 +137,9 @@ http: {reset: epoch, max_connections: 7, max_body: 8KiB}
                                  "/etc/weir/node.yaml");
   EXPECT_EQ(config.secret, "0123456789abcdef");
   EXPECT_EQ(config.listen_peers, "[::]:7500");
-  EXPECT_EQ(config.listen_clients, "0.0.0.0:0");
-  EXPECT_EQ(config.listen_http, "[::1]:7502");
+  EXPECT_EQ(fronts(config),
+            "clients=0.0.0.0:0 http=[::1]:7502 http=127.0.0.1:7502 admin=127.0.0.1:7503 ");
+  EXPECT_EQ(config.threads, 3u);
   ASSERT_EQ(config.peers.size(), 2u);
   EXPECT_EQ(config.peers[0].member, (crdt::Member{"us-east-1", "us-1"}));
   EXPECT_EQ(config.peers[0].address, "10.0.0.2:7400");
@@ -262,11 +278,11 @@ TEST(Config, PeersAreComplete) {
                                 "  - {region: us, node: us-3, address: 10.0.0.3:0, wieght: 3}\n")),
               ElementsAre("node.yaml:7:5: peers[0].address: required field is missing",
                           "node.yaml:8:5: peers[1]: expected a mapping with the fields region, "
-                          "node, address, client, weight, got 'us-2'",
+                          "node, address, weight, got 'us-2'",
                           "node.yaml:9:39: peers[2].address: expected a literal address and a "
                           "port, such as 127.0.0.1:7400 or [::1]:7400, got '10.0.0.3:0'",
                           "node.yaml:9:51: peers[2].wieght: unknown field; expected one of region, "
-                          "node, address, client, weight"));
+                          "node, address, weight"));
   EXPECT_THAT(errors(with_peers("  region: us\n")),
               ElementsAre("node.yaml:7:3: peers: expected a list of peers, got a mapping"));
 }
@@ -290,29 +306,26 @@ node: eu-1
 rules: rules.yaml
 storage: none
 peers:
-  - {region: us, node: us-1, address: 10.0.0.1:1, client: 10.0.0.1:2}
+  - {region: us, node: us-1, address: 10.0.0.1:1}
   - {region: ap, node: ap-1, address: 10.0.0.2:1}
 )";
 
-TEST(Config, HomesNeedTheClientAddressOfEveryPeer) {
+TEST(Config, PromisesNeedADisk) {
   std::vector<RuleError> none;
   Rule rule;
   rule.domain = "api";
   rule.name = "r";
   rule.limit = 1;
-  auto merged = RuleSet::make({rule}, none);
-  rule.enforcement = Enforcement::home;
-  auto home = RuleSet::make({rule}, none);
   NodeConfig config = good(kWithPeers);
-  EXPECT_EQ(config.peers[0].client, "10.0.0.1:2");
-  EXPECT_TRUE(missing_for(*merged, config).empty());
-  std::vector<ConfigError> missing = missing_for(*home, config);
-  ASSERT_EQ(missing.size(), 1u);
-  EXPECT_EQ(missing[0].to_string(),
-            "node.yaml:8:5: peers[1].client: expected the address of its client port, such as "
-            "10.2.0.1:7401, since rule \"r\" has enforcement: home");
-  config.peers[1].client = "10.0.0.2:2";
-  EXPECT_TRUE(missing_for(*home, config).empty());
+  EXPECT_EQ(unsuitable(*RuleSet::make({rule}, none), config), "");
+  rule.durability = Durability::commit;
+  EXPECT_EQ(unsuitable(*RuleSet::make({rule}, none), config),
+            "rule \"r\" wants durability: commit, but storage is none");
+  rule.enforcement = Enforcement::home;
+  EXPECT_EQ(unsuitable(*RuleSet::make({rule}, none), config),
+            "rule \"r\" wants enforcement: home, which is durable, but storage is none");
+  config.storage = StorageConfig{"data"};
+  EXPECT_EQ(unsuitable(*RuleSet::make({rule}, none), config), "");
 }
 
 TEST(Config, Homes) {

@@ -85,7 +85,7 @@ class SlowTest : public ::testing::Test {
 struct Caller {
   Client& client;
   std::vector<Clock::duration> took{};
-  std::vector<Reply> replies{};
+  std::vector<ClientReply> replies{};
 
   void call(const CheckItem& item) {
     auto start = Clock::now();
@@ -103,7 +103,7 @@ struct Caller {
   }
   std::size_t by(Source source) const {
     return static_cast<std::size_t>(std::count_if(
-        replies.begin(), replies.end(), [&](const Reply& r) { return r.source == source; }));
+        replies.begin(), replies.end(), [&](const ClientReply& r) { return r.source == source; }));
   }
 };
 
@@ -146,7 +146,7 @@ TEST_F(SlowTest, TheOnlyNodeStoppedLeavesTheRulesToDecide) {
   Caller during{client};
   for (int k = 0; k < 200; ++k) {
     during.call(item(k % 2 == 0 ? "quick" : "costly", "k" + std::to_string(k)));
-    const Reply& reply = during.replies.back();
+    const ClientReply& reply = during.replies.back();
     EXPECT_TRUE(reply.degraded);
     EXPECT_EQ(reply.allowed, k % 2 == 0);
     EXPECT_EQ(reply.reason, k % 2 == 0 ? "" : "limiter_unavailable");
@@ -215,7 +215,7 @@ TEST_F(SlowTest, AStalledDiskNeitherHoldsCallersNorGrows) {
   EXPECT_LT(grown, resident + 400 * 1024);
 
   std::filesystem::remove(stall);
-  Reply reply;
+  ClientReply reply;
   for (int i = 0; i < 100; ++i) {
     reply = slow.check(item("costly", "k"));
     if (reply.source == Source::node) break;

@@ -69,7 +69,7 @@ kj::Promise<void> call(Turn& turn, Service::Client& service) {
 /// One caller of the client library after the other has its answer on the library's thread, so what
 /// they share needs no lock.
 struct Callers {
-  rpc::Client& client;
+  rpc::NodeClient& client;
   const RpcTarget& target;
   std::uint64_t end;
   std::uint64_t random;
@@ -83,13 +83,13 @@ struct Callers {
     std::uint64_t asked = steady_ns();
     client.check_async(
         {rpc::CheckItem{"api", {{"key", std::string(key.view())}}, 1}},
-        [this, asked](std::vector<rpc::CheckReply> replies) { answered(replies[0], asked); },
+        [this, asked](std::vector<Reply> replies) { answered(replies[0], asked); },
         std::chrono::steady_clock::now() + std::chrono::nanoseconds(kPatienceNs));
   }
-  void answered(const rpc::CheckReply& reply, std::uint64_t asked) {
+  void answered(const Reply& reply, std::uint64_t asked) {
     std::uint64_t now = steady_ns();
     if (!reply.allowed) {
-      error = "a check was not allowed: " + reply.error;
+      error = "a check was not allowed: " + reply.error.to_string();
       end = 0;
     }
     load.latency.record(now - asked);
@@ -129,9 +129,9 @@ Load rpc_load(const RpcTarget& target, const RpcShape& shape, double seconds) {
 }
 
 Load client_load(const RpcTarget& target, unsigned in_flight, double seconds) {
-  rpc::ClientOptions options;
+  rpc::NodeClientOptions options;
   options.address = "127.0.0.1:" + std::to_string(target.port);
-  rpc::Client client(options);
+  rpc::NodeClient client(options);
   for (int i = 0; i < 1000 && !client.connected(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
@@ -142,7 +142,7 @@ Load client_load(const RpcTarget& target, unsigned in_flight, double seconds) {
   // Every caller begins on the library's thread, with the answer to a first check.
   for (unsigned i = 0; i < in_flight; ++i) {
     client.check_async({rpc::CheckItem{"api", {{"key", "first"}}, 1}},
-                       [&callers, i](std::vector<rpc::CheckReply>) {
+                       [&callers, i](std::vector<Reply>) {
                          if (i == 0) callers.started_cpu = thread_cpu_ns();
                          callers.ask();
                        });

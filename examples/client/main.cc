@@ -40,7 +40,7 @@ int main(int argc, char** argv) {
   for (int i = 0; i < 1000; ++i) {
     const weir::ClientReply reply = client.check(item);
     if (!reply.error.empty()) {
-      std::fprintf(stderr, "no decision: %s\n", reply.error.c_str());
+      std::fprintf(stderr, "no decision: %s\n", reply.error.to_string().c_str());
       return 1;
     }
     if (reply.allowed) {

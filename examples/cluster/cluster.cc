@@ -64,7 +64,7 @@ Cluster::Cluster(ClusterOptions options) : options_(std::move(options)) {
   std::filesystem::create_directories(options_.directory);
   FreePorts ports;
   for (std::size_t i = 0; i < options_.regions.size(); ++i) {
-    nodes_.push_back({-1, ports.next(), ports.next(), ports.next()});
+    nodes_.push_back({-1, ports.next(), ports.next(), ports.next(), ports.next()});
   }
   for (std::size_t from = 0; from < nodes_.size(); ++from) {
     for (std::size_t to = 0; to < nodes_.size(); ++to) {
@@ -96,6 +96,9 @@ std::string Cluster::client_address(std::size_t node) const {
 std::string Cluster::http_address(std::size_t node) const {
   return loopback(nodes_[node].http);
 }
+std::string Cluster::admin_address(std::size_t node) const {
+  return loopback(nodes_[node].admin);
+}
 
 void Cluster::write_config(std::size_t node) const {
   std::filesystem::create_directories(directory_of(node));
@@ -104,14 +107,15 @@ void Cluster::write_config(std::size_t node) const {
   out << "cluster: {name: example, secret: not-a-secret-for-real-use}\n"
       << "region: " << region << "\nnode: " << region << "-1\n"
       << "listen: {peers: '" << loopback(nodes_[node].peers) << "', clients: '"
-      << client_address(node) << "', http: '" << http_address(node) << "'}\n"
+      << client_address(node) << "', http: '" << http_address(node) << "', admin: '"
+      << admin_address(node) << "'}\nthreads: " << options_.threads << "\n"
       << "rules: ../rules.yaml\nstorage: {path: data, map_size: 4GiB}\n";
   if (nodes_.size() > 1) out << "peers:\n";
   for (const Link& link : links_) {
     if (link.from != node) continue;
     const std::string& to = options_.regions[link.to];
     out << "  - {region: " << to << ", node: " << to << "-1, address: '"
-        << loopback(link.relay->port()) << "', client: '" << client_address(link.to) << "'}\n";
+        << loopback(link.relay->port()) << "'}\n";
   }
   out << options_.more_config;
 }

@@ -20,6 +20,7 @@ struct ClusterOptions {
   std::string more_config;           ///< further lines for every node.yaml
   std::vector<std::string> more_arguments{};  ///< of every weir-node
   std::vector<std::string> environment{};     ///< "NAME=value", added to every weir-node's
+  unsigned threads = 2;                       ///< workers of every node
   Nanos delay = 0;                            ///< one way, between any two nodes
   /// If set, the one-way delay between two nodes instead; the same both ways.
   std::function<Nanos(std::size_t, std::size_t)> delay_between{};
@@ -39,6 +40,7 @@ class Cluster {
   const std::string& region(std::size_t node) const { return options_.regions[node]; }
   std::string client_address(std::size_t node) const;
   std::string http_address(std::size_t node) const;
+  std::string admin_address(std::size_t node) const;  ///< status, metrics, health
   std::string log_path(std::size_t node) const;
   pid_t pid(std::size_t node) const { return nodes_[node].pid; }
 
@@ -64,6 +66,7 @@ class Cluster {
     std::uint16_t peers = 0;
     std::uint16_t clients = 0;
     std::uint16_t http = 0;
+    std::uint16_t admin = 0;
   };
   struct Link {
     std::size_t from = 0;

@@ -104,7 +104,7 @@ void Load::send_batch(rpc::NodeClient& client, std::size_t& at) {
     if (!replies[i].error.empty()) {
       ++tally.unknown;
       ++unknown_;
-      unreachable |= replies[i].error != "deadline";
+      unreachable |= replies[i].error.kind != ErrorKind::deadline;
     } else if (replies[i].allowed) {
       ++tally.admitted;
       ++admitted_;

@@ -350,7 +350,7 @@ const char* source_name(Source source) {
   return "unknown";
 }
 
-Json check_json(const Reply& reply) {
+Json check_json(const ClientReply& reply) {
   Json rules = Json::array();
   for (const Status& status : reply.statuses) {
     rules.push_back({{"rule", status.rule},
@@ -372,11 +372,11 @@ Json check_json(const Reply& reply) {
            {"degraded", reply.degraded},
            {"rules", std::move(rules)}};
   if (!reply.reason.empty()) out["reason"] = reply.reason;
-  if (!reply.cause.empty()) out["cause"] = reply.cause;
+  if (!reply.cause.empty()) out["cause"] = reply.cause.to_string();
   return out;
 }
 
-std::string check_text(const Reply& reply) {
+std::string check_text(const ClientReply& reply) {
   std::string out = reply.allowed ? "allowed" : "denied";
   if (reply.repeated) out += " before";
   if (const Status* decider = reply.decider()) {
@@ -394,7 +394,8 @@ std::string check_text(const Reply& reply) {
     out += ": no enforced rule matches";
   }
   out += '\n';
-  if (!reply.cause.empty()) out += "degraded: " + internal::printable(reply.cause) + '\n';
+  if (!reply.cause.empty())
+    out += "degraded: " + internal::printable(reply.cause.to_string()) + '\n';
   if (reply.statuses.empty()) return out;
   using Align = Table::Align;
   Table table({Align::left, Align::left, Align::right, Align::right, Align::right, Align::right});
@@ -414,9 +415,10 @@ std::string check_text(const Reply& reply) {
 int run_many(const CheckArguments& arguments, Client& client) {
   std::uint64_t allowed = 0;
   for (std::uint64_t i = 0; i < arguments.count; ++i) {
-    const Reply reply = client.check(arguments.item);
+    const ClientReply reply = client.check(arguments.item);
     if (!reply.error.empty()) {
-      return fail(fmt::format("{}: {} (request {})", arguments.names(), reply.error, i + 1));
+      return fail(
+          fmt::format("{}: {} (request {})", arguments.names(), reply.error.to_string(), i + 1));
     }
     allowed += reply.allowed;
   }
@@ -444,8 +446,9 @@ int run_check(CheckArguments& arguments) {
   options.leases.enabled = arguments.lease;
   Client client(std::move(options));
   if (arguments.count > 1) return run_many(arguments, client);
-  const Reply reply = client.check(arguments.item);
-  if (!reply.error.empty()) return fail(fmt::format("{}: {}", arguments.names(), reply.error));
+  const ClientReply reply = client.check(arguments.item);
+  if (!reply.error.empty())
+    return fail(fmt::format("{}: {}", arguments.names(), reply.error.to_string()));
   print(arguments.json ? dump(check_json(reply)) : check_text(reply));
   return reply.allowed ? kOk : kDenied;
 }
@@ -476,8 +479,9 @@ int run_reserve(ReserveArguments& arguments) {
   if (!arguments.options(options)) return kError;
   Client client(std::move(options));
   const Reservation held = client.reserve(arguments.item, duration_of(arguments.hold));
-  const Reply& reply = held.decision;
-  if (!reply.error.empty()) return fail(fmt::format("{}: {}", arguments.names(), reply.error));
+  const ClientReply& reply = held.decision;
+  if (!reply.error.empty())
+    return fail(fmt::format("{}: {}", arguments.names(), reply.error.to_string()));
   if (arguments.json) {
     Json out = check_json(reply);
     out["ticket"] = held.ticket.empty() ? Json() : Json(held.ticket);
@@ -519,7 +523,8 @@ int run_settle(SettleArguments& arguments) {
   if (!arguments.options(options)) return kError;
   Client client(std::move(options));
   const SettleReply reply = client.settle(arguments.ticket, arguments.hits);
-  if (!reply.error.empty()) return fail(fmt::format("{}: {}", arguments.names(), reply.error));
+  if (!reply.error.empty())
+    return fail(fmt::format("{}: {}", arguments.names(), reply.error.to_string()));
   if (arguments.json) {
     print(dump({{"settled", reply.settled},
                 {"reserved", reply.reserved},
@@ -568,7 +573,9 @@ std::vector<NodeAnswer> ask(const std::vector<std::string>& addresses,
   for (std::size_t i = 0; i < clients.size(); ++i) {
     threads.emplace_back([&, i] {
       answers[i].address = addresses[i];
-      answers[i].json = clients[i]->status(&answers[i].error);
+      Error error;
+      answers[i].json = clients[i]->status(&error);
+      answers[i].error = error.to_string();
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -18,7 +18,8 @@
 #include <string>
 #include <thread>
 
-#include <weir/node/fronts/capnp/service.h>
+#include <weir/node/fronts/capnp/capnp_front.h>
+#include <weir/node/fronts/capnp/test_service.h>
 #include <weir/rpc/net/event_loop.h>
 
 namespace weir::node {
@@ -181,7 +182,7 @@ TEST_F(Cli, OutputThatIsLostIsAnError) {
 }
 
 // Allows up to 5 hits; says nothing about domain "quiet".
-class Handler : public rpc::ServiceHandler {
+class Handler : public node::test::ServiceHandler {
  public:
   kj::Promise<void> check(std::span<const Request> requests, std::span<Reply> replies) override {
     for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -239,9 +240,10 @@ class Server {
     thread_ = std::thread([this, &started] {
       rpc::EventLoop loop;
       Handler handler;
-      rpc::ServiceServer server(loop, "127.0.0.1:0", handler);
+      node::test::TestService service(handler);
+      node::CapnpFront server(loop, service);
       std::string error;
-      if (!server.start(error)) {
+      if (!server.start("127.0.0.1:0", rpc::Sharing::alone, error)) {
         started.set_value(0);
         return;
       }

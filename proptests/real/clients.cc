@@ -63,7 +63,9 @@ Operation call(rpc::NodeClient& client, std::uint32_t node, Counter counter, con
   out.end = monotonic();
   const Status* status = reply.decider();
   if (!reply.error.empty() || status == nullptr || status->degraded) {
-    out.error = !reply.error.empty() ? reply.error : status == nullptr ? "no rule" : "degraded";
+    out.error = !reply.error.empty() ? reply.error.to_string()
+                : status == nullptr  ? "no rule"
+                                     : "degraded";
     return out;
   }
   out.result = reply.allowed ? Result::ok : Result::denied;
