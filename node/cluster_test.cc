@@ -634,7 +634,7 @@ TEST_F(ClusterTest, AHomeDecidesForAllRegions) {
         cluster.http_address(0),
         fmt::format(R"({{"domain":"api","descriptor":{{"mode":"home","key":"http{}"}}}})", k));
     refused += answer.find("503") != std::string::npos &&
-               answer.find("closed: rule ") != std::string::npos;
+               answer.find("\"error\":\"closed\"") != std::string::npos;
     passed += answer.find("\"limit\":100,\"remaining\":99") != std::string::npos;
   }
   EXPECT_GT(refused, 0);
