@@ -21,8 +21,8 @@ namespace {
 namespace dom = simdjson::dom;
 using internal::same_text;
 
-// Memory that clear() keeps.
-constexpr std::size_t kKeptText = 1u << 20;
+// Memory that clear() keeps: more than any one body takes that is not made to take much.
+constexpr std::size_t kKeptBytes = 4u << 20;
 constexpr std::size_t kShownBytes = 64;
 
 std::string shown(std::string_view name) {
@@ -171,6 +171,12 @@ struct BodyReader::Impl {
   }
   std::string_view view(Text text) const { return {text_.data() + text.at, text.size}; }
   void make_views();
+  // Of what requests() needs.
+  std::size_t memory() const {
+    return text_.capacity() + entries_.capacity() * (sizeof(EntryText) + sizeof(Entry)) +
+           parts_.capacity() * (sizeof(Part) + sizeof(Descriptor)) +
+           checks_.capacity() * (sizeof(Check) + sizeof(Request));
+  }
 };
 
 bool BodyReader::Impl::fail(std::string_view field, std::string_view expected) {
@@ -519,8 +525,7 @@ const BodyError& BodyReader::error() const {
 }
 
 void BodyReader::clear() {
-  // Many large bodies at once leave nothing behind.
-  if (impl_->text_.capacity() > kKeptText) *impl_ = Impl();
+  if (impl_->memory() > kKeptBytes) *impl_ = Impl();
   impl_->back_to({});
 }
 
