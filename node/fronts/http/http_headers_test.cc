@@ -1,7 +1,9 @@
 #include <weir/node/fronts/http/http_headers.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
+#include <string_view>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,17 +13,47 @@ namespace {
 
 using Headers = std::map<std::string, std::string>;
 
-Headers headers(const HttpAnswer& answer, ResetFormat reset = ResetFormat::seconds) {
+// Every line once, of printable ASCII, ended by CR LF.
+Headers split(std::string_view lines) {
   Headers out;
-  for (const auto& [name, value] : rate_limit_headers(answer, reset)) {
-    EXPECT_TRUE(out.emplace(name, value).second) << name;
-    for (char c : value) EXPECT_TRUE(c >= ' ' && c <= '~') << name;
+  while (!lines.empty()) {
+    const std::string_view line = lines.substr(0, lines.find("\r\n"));
+    EXPECT_LE(line.size() + 2, lines.size()) << lines;
+    lines.remove_prefix(std::min(lines.size(), line.size() + 2));
+    const std::size_t colon = line.find(": ");
+    EXPECT_NE(colon, line.npos) << line;
+    for (char c : line) EXPECT_TRUE(c >= ' ' && c <= '~') << line;
+    EXPECT_TRUE(out.emplace(line.substr(0, colon), line.substr(colon + 2)).second) << line;
   }
   return out;
 }
 
-HttpStatus status(const std::string& rule, bool allowed) {
-  HttpStatus out;
+Headers headers(const Reply& answer, ResetFormat reset = ResetFormat::seconds, Nanos now = 0) {
+  rpc::Output out;
+  append_rate_limit_headers(out, answer, reset, now);
+  return split(out.view());
+}
+
+Headers minimal_headers(const Reply& answer) {
+  rpc::Output out;
+  append_minimal_headers(out, answer);
+  return split(out.view());
+}
+
+std::string structured_string(std::string_view text) {
+  rpc::Output out;
+  append_structured_string(out, text);
+  return std::string(out.view());
+}
+
+std::string structured_integer(std::uint64_t value) {
+  rpc::Output out;
+  append_structured_integer(out, value);
+  return std::string(out.view());
+}
+
+Status status(const std::string& rule, bool allowed) {
+  Status out;
   out.rule = rule;
   out.allowed = allowed;
   out.limit = 100;
@@ -33,8 +65,14 @@ HttpStatus status(const std::string& rule, bool allowed) {
   return out;
 }
 
+Reply passed() {
+  Reply out;
+  out.allowed = true;
+  return out;
+}
+
 TEST(HttpHeaders, SuccessDescribesTheDecidingRule) {
-  HttpAnswer answer;
+  Reply answer = passed();
   answer.statuses = {status("burst", true), status("daily", true)};
   answer.statuses[1].quota = 1000;
   answer.statuses[1].window = kDay;
@@ -49,8 +87,7 @@ TEST(HttpHeaders, SuccessDescribesTheDecidingRule) {
 }
 
 TEST(HttpHeaders, ADenialDescribesTheRuleThatDenied) {
-  HttpAnswer answer;
-  answer.allowed = false;
+  Reply answer;
   answer.statuses = {status("passing", true), status("denying", false)};
   answer.statuses[0].reset = kHour;
   answer.statuses[1].retry_after = 11 * kSecond + 1;
@@ -65,7 +102,7 @@ TEST(HttpHeaders, ADenialDescribesTheRuleThatDenied) {
 }
 
 TEST(HttpHeaders, ADelayIsTold) {
-  HttpAnswer answer;
+  Reply answer = passed();
   answer.statuses = {status("smooth", true), status("daily", true)};
   answer.statuses[0].delay = 2 * kMillisecond + 1;
   answer.deciding = 1;
@@ -75,8 +112,7 @@ TEST(HttpHeaders, ADelayIsTold) {
 }
 
 TEST(HttpHeaders, NeverTellsNoTime) {
-  HttpAnswer answer;
-  answer.allowed = false;
+  Reply answer;
   answer.statuses = {status("small", false)};
   answer.statuses[0].retry_after = kNever;
   answer.deciding = 0;
@@ -89,20 +125,20 @@ TEST(HttpHeaders, NeverTellsNoTime) {
 }
 
 TEST(HttpHeaders, ResetAsUnixTimeIsTheFirstSecondAfterTheInstant) {
-  HttpAnswer answer;
+  Reply answer = passed();
   answer.statuses = {status("r", true)};
   answer.deciding = 0;
-  answer.now = 1000 * kSecond + 600 * kMillisecond;
+  const Nanos now = 1000 * kSecond + 600 * kMillisecond;
   answer.statuses[0].reset = 2 * kSecond + 300 * kMillisecond;  // 1002.9
-  EXPECT_EQ(headers(answer, ResetFormat::epoch).at("X-RateLimit-Reset"), "1003");
-  EXPECT_EQ(headers(answer, ResetFormat::seconds).at("X-RateLimit-Reset"), "3");
+  EXPECT_EQ(headers(answer, ResetFormat::epoch, now).at("X-RateLimit-Reset"), "1003");
+  EXPECT_EQ(headers(answer, ResetFormat::seconds, now).at("X-RateLimit-Reset"), "3");
   answer.statuses[0].reset = 2 * kSecond + 500 * kMillisecond;  // 1003.1
-  EXPECT_EQ(headers(answer, ResetFormat::epoch).at("X-RateLimit-Reset"), "1004");
-  EXPECT_EQ(headers(answer, ResetFormat::epoch).at("RateLimit"), "\"r\";r=40;t=3");
+  EXPECT_EQ(headers(answer, ResetFormat::epoch, now).at("X-RateLimit-Reset"), "1004");
+  EXPECT_EQ(headers(answer, ResetFormat::epoch, now).at("RateLimit"), "\"r\";r=40;t=3");
 }
 
 TEST(HttpHeaders, ShadowRulesAreNoPolicy) {
-  HttpAnswer answer;
+  Reply answer = passed();
   answer.statuses = {status("trial", false), status("real", true)};
   answer.statuses[0].shadow = true;
   answer.deciding = 1;
@@ -111,7 +147,7 @@ TEST(HttpHeaders, ShadowRulesAreNoPolicy) {
 }
 
 TEST(HttpHeaders, NoneWithoutADecidingRule) {
-  HttpAnswer answer;
+  Reply answer = passed();
   EXPECT_EQ(headers(answer), Headers{});
   answer.statuses = {status("trial", false)};
   answer.statuses[0].shadow = true;
@@ -119,12 +155,93 @@ TEST(HttpHeaders, NoneWithoutADecidingRule) {
   answer.deciding = 5;
   EXPECT_EQ(headers(answer), Headers{});
   answer.deciding = 0;
-  answer.error = "busy";
+  answer.error.kind = ErrorKind::deadline;
   EXPECT_EQ(headers(answer), Headers{});
 }
 
+TEST(HttpHeaders, WhoIsOverloadedSaysWhenToComeAgain) {
+  Reply answer;
+  answer.fail(ErrorKind::overloaded, "the disk is slow");
+  EXPECT_EQ(headers(answer), (Headers{{"Retry-After", "1"}}));
+}
+
+TEST(HttpHeaders, OverSeveralDescriptorsTheDecidingStatusLeads) {
+  Reply answer;
+  answer.statuses = {status("user", true), status("path", true), status("user", true),
+                     status("path", false), status("extra", true)};
+  answer.statuses[2].descriptor = answer.statuses[3].descriptor = 1;
+  answer.statuses[4].descriptor = 1;
+  answer.statuses[3].retry_after = 3 * kSecond;
+  answer.deciding = 3;
+  EXPECT_EQ(
+      headers(answer),
+      (Headers{{"RateLimit-Policy", "\"path\";q=100;w=60,\"user\";q=100;w=60,\"extra\";q=100;w=60"},
+               {"RateLimit", "\"path\";r=0;t=3"},
+               {"X-RateLimit-Limit", "100"},
+               {"X-RateLimit-Remaining", "0"},
+               {"X-RateLimit-Reset", "3"},
+               {"Retry-After", "3"}}));
+}
+
+TEST(HttpHeaders, MinimalTellsWhatAClientActsOn) {
+  Reply answer = passed();
+  EXPECT_EQ(minimal_headers(answer), (Headers{{"Preference-Applied", "return=minimal"}}));
+  answer.statuses = {status("smooth", true), status("daily", true)};
+  answer.deciding = 1;
+  EXPECT_EQ(minimal_headers(answer), (Headers{{"RateLimit", "\"daily\";r=40;t=30"},
+                                              {"Preference-Applied", "return=minimal"}}));
+  answer.statuses[0].delay = 2 * kMillisecond + 1;
+  EXPECT_EQ(minimal_headers(answer), (Headers{{"RateLimit", "\"daily\";r=40;t=30"},
+                                              {"X-RateLimit-Delay-Ms", "3"},
+                                              {"Preference-Applied", "return=minimal"}}));
+  answer.allowed = false;
+  answer.statuses[1] = status("daily", false);
+  EXPECT_EQ(minimal_headers(answer), (Headers{{"RateLimit", "\"daily\";r=0;t=12"},
+                                              {"Retry-After", "12"},
+                                              {"Preference-Applied", "return=minimal"}}));
+  answer.statuses[1].retry_after = kNever;
+  EXPECT_EQ(minimal_headers(answer),
+            (Headers{{"RateLimit", "\"daily\";r=0"}, {"Preference-Applied", "return=minimal"}}));
+}
+
+TEST(HttpHeaders, PreferAsksForTheMinimum) {
+  for (const char* yes :
+       {"return=minimal", "RETURN=minimal", " return = minimal ", "return=\"minimal\"",
+        "respond-async, return=minimal", "wait=100 , ,return=minimal",
+        "return=minimal; foo=\"a,b\"", "x=\"return=representation, \\\" ,\", return=minimal",
+        "return=minimal, return=representation", "a;b;c=d, return=minimal", "return=minimal,",
+        "foo;, return=minimal", "foo=, return=minimal"}) {
+    EXPECT_TRUE(wants_minimal(yes)) << yes;
+  }
+  for (const char* no : {"",
+                         " ",
+                         ",",
+                         "return",
+                         "return=",
+                         "return=representation",
+                         "return=Minimal",
+                         "minimal",
+                         "return=minimally",
+                         "returns=minimal",
+                         "x-return=minimal",
+                         "return=\"minimal",
+                         "return=representation, return=minimal",
+                         "foo;return=minimal",
+                         "x=\"return=minimal\"",
+                         "x=\", return=minimal",
+                         "return==minimal",
+                         "return=minimal minimal",
+                         "=minimal",
+                         "foo bar, return=minimal",
+                         "handling=lenient",
+                         ";",
+                         "\"return\"=minimal"}) {
+    EXPECT_FALSE(wants_minimal(no)) << no;
+  }
+}
+
 TEST(HttpHeaders, WindowsOfLessThanASecondAreRoundedUp) {
-  HttpAnswer answer;
+  Reply answer = passed();
   answer.statuses = {status("r", true)};
   answer.deciding = 0;
   answer.statuses[0].window = 500 * kMillisecond;
@@ -134,7 +251,7 @@ TEST(HttpHeaders, WindowsOfLessThanASecondAreRoundedUp) {
 }
 
 TEST(HttpHeaders, ManyPoliciesAreCutBetweenItems) {
-  HttpAnswer answer;
+  Reply answer = passed();
   for (int i = 0; i < 500; ++i)
     answer.statuses.push_back(status("rule-" + std::to_string(i), true));
   answer.deciding = 499;
@@ -146,7 +263,7 @@ TEST(HttpHeaders, ManyPoliciesAreCutBetweenItems) {
 }
 
 TEST(HttpHeaders, TheDecidingPolicyIsToldHoweverLong) {
-  HttpAnswer answer;
+  Reply answer = passed();
   answer.statuses = {status(std::string(5000, '\xff'), true)};
   answer.deciding = 0;
   const Headers all = headers(answer);
@@ -179,15 +296,13 @@ TEST(HttpHeaders, RoundsUp) {
 }
 
 TEST(HttpHeaders, ExtremeTimesDoNotOverflow) {
-  HttpAnswer answer;
+  Reply answer = passed();
   answer.statuses = {status("r", true)};
   answer.deciding = 0;
-  answer.now = kNever;
   answer.statuses[0].reset = kNever - 1;
-  EXPECT_EQ(headers(answer, ResetFormat::epoch).at("X-RateLimit-Reset"), "9223372037");
-  answer.now = -kNever;
+  EXPECT_EQ(headers(answer, ResetFormat::epoch, kNever).at("X-RateLimit-Reset"), "9223372037");
   answer.statuses[0].reset = -5;
-  EXPECT_EQ(headers(answer, ResetFormat::epoch).at("X-RateLimit-Reset"), "0");
+  EXPECT_EQ(headers(answer, ResetFormat::epoch, -kNever).at("X-RateLimit-Reset"), "0");
 }
 
 TEST(HttpHeaders, JsonContentTypes) {

@@ -21,8 +21,8 @@ namespace {
 namespace dom = simdjson::dom;
 using internal::same_text;
 
-// Memory that clear() keeps.
-constexpr std::size_t kKeptText = 1u << 20;
+// Memory that clear() keeps: more than any one body takes that is not made to take much.
+constexpr std::size_t kKeptBytes = 4u << 20;
 constexpr std::size_t kShownBytes = 64;
 
 std::string shown(std::string_view name) {
@@ -95,8 +95,8 @@ unsigned member_of(std::string_view name, bool reserve) {
 
 }  // namespace
 
-// Bodies are parsed into the parser's own memory; what they say is copied into `text_` and described
-// by offsets, which stay right while it grows. requests() makes views of them.
+// Bodies are parsed into the parser's own memory; what they say is copied into `text_` and
+// described by offsets, which stay right while it grows. requests() makes views of them.
 struct BodyReader::Impl {
   struct Text {
     std::size_t at = 0;
@@ -171,6 +171,12 @@ struct BodyReader::Impl {
   }
   std::string_view view(Text text) const { return {text_.data() + text.at, text.size}; }
   void make_views();
+  // Of what requests() needs.
+  std::size_t memory() const {
+    return text_.capacity() + entries_.capacity() * (sizeof(EntryText) + sizeof(Entry)) +
+           parts_.capacity() * (sizeof(Part) + sizeof(Descriptor)) +
+           checks_.capacity() * (sizeof(Check) + sizeof(Request));
+  }
 };
 
 bool BodyReader::Impl::fail(std::string_view field, std::string_view expected) {
@@ -361,9 +367,9 @@ bool BodyReader::Impl::read_map(const dom::object& map, std::string_view name) {
     if (member.key.empty() || member.key.size() > rpc::kMaxText) {
       return fail(name, fmt::format("expected keys of 1 to {} bytes", rpc::kMaxText));
     }
-    if (std::any_of(
-            entries_.begin() + first, entries_.end(),
-            [&](const EntryText& entry) { return same_text(view(entry.key), member.key); })) {
+    if (std::any_of(entries_.begin() + first, entries_.end(), [&](const EntryText& entry) {
+          return same_text(view(entry.key), member.key);
+        })) {
       return fail(fmt::format("{}.{}", name, shown(member.key)), kRepeated);
     }
     if (!room_for_entry(name)) return false;
@@ -519,8 +525,7 @@ const BodyError& BodyReader::error() const {
 }
 
 void BodyReader::clear() {
-  // Many large bodies at once leave nothing behind.
-  if (impl_->text_.capacity() > kKeptText) *impl_ = Impl();
+  if (impl_->memory() > kKeptBytes) *impl_ = Impl();
   impl_->back_to({});
 }
 
@@ -616,10 +621,9 @@ void append_status(rpc::Output& out, const Status& status, bool several) {
 void append_denial(rpc::Output& out, const Reply& reply, const Status* decider) {
   const bool degraded = decider != nullptr && decider->degraded;
   out.append("\"type\":\"https://iana.org/assignments/http-problem-types#");
-  out.append(
-      degraded
-          ? std::string_view("temporary-reduced-capacity\",\"title\":\"Temporarily reduced capacity")
-          : std::string_view("quota-exceeded\",\"title\":\"Quota exceeded"));
+  out.append(degraded ? std::string_view(
+                            "temporary-reduced-capacity\",\"title\":\"Temporarily reduced capacity")
+                      : std::string_view("quota-exceeded\",\"title\":\"Quota exceeded"));
   out.append(degraded ? std::string_view("\",\"status\":429,\"detail\":\"The limiter cannot count "
                                          "for rule ")
                       : std::string_view("\",\"status\":429,\"detail\":\"Rule "));
@@ -672,9 +676,7 @@ void append_decision(rpc::Output& out, const Reply& reply) {
     append_milliseconds(out, decider->reset);
   }
   out.append(",\"retry_after_ms\":");
-  append_milliseconds(out, reply.allowed        ? 0
-                           : decider == nullptr ? kNever
-                                                : decider->retry_after);
+  append_milliseconds(out, reply.allowed ? 0 : decider == nullptr ? kNever : decider->retry_after);
   out.append(",\"delay_ms\":");
   append_milliseconds(out, reply.delay());
   if (reply.repeated) out.append(",\"repeated\":true");
