@@ -501,6 +501,7 @@ void HttpConnection::completed() {
   completed_ = true;
   if (server_.draining) closing_ = true;
   move_to(server_.draining ? server_.draining_kept : server_.kept);
+  server_.arm(since_ + server_.idle_timeout);
 }
 
 void HttpConnection::wait() {
@@ -544,7 +545,7 @@ void HttpConnection::on_sent() {
 
 void HttpConnection::on_end(int error) {
   ended_ = true;
-  if (error != 0 || list_ == &server_.lingering) return close();
+  if (error != 0) return close();
   // What was asked is still answered, as the other side may have closed its half only.
   if (first_ == nullptr && !blocked_ && !closed_at_sent_) close_when_sent();
 }
@@ -770,7 +771,7 @@ void HttpServer::Impl::accept(std::unique_ptr<rpc::ByteStream> stream, const rpc
 }
 
 bool HttpServer::Impl::make_room() {
-  for (Connections* list : {&fresh, &kept}) {
+  for (Connections* list : {&lingering, &fresh, &kept}) {
     if (list->empty() || loop.now() < list->front()->since() + evict_after) continue;
     ++counters.evicted;
     list->front()->close();
