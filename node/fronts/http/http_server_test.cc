@@ -393,10 +393,7 @@ std::string chunked(const std::string& body) {
   return post("Transfer-Encoding: chunked\r\n", body);
 }
 
-std::vector<Bad> bad_requests() {
-  const std::string x8k(8 << 10, 'x');
-  std::string many;
-  for (int i = 0; i < 101; ++i) many += "A: b\r\n";
+std::vector<Bad> bad_lengths() {
   return {
       {"two lengths", 400, post("Content-Length: 5\r\nContent-Length: 6\r\n", "hello")},
       {"equal lengths", 400, post("Content-Length: 5\r\nContent-Length: 5\r\n", "hello")},
@@ -419,6 +416,11 @@ std::vector<Bad> bad_requests() {
       {"coding twice", 400,
        post("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", "0\r\n\r\n")},
       {"coding in 1.0", 400, "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"},
+  };
+}
+
+std::vector<Bad> bad_fields() {
+  return {
       {"two hosts", 400, post("Host: a\r\n")},
       {"two hosts in 1.0", 400, "GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n"},
       {"no host", 400, "GET / HTTP/1.1\r\nAccept: x\r\n\r\n"},
@@ -439,6 +441,14 @@ std::vector<Bad> bad_requests() {
       {"no name", 400, post(": x\r\n")},
       {"no colon", 400, post("Name\r\n")},
       {"name with a bracket", 400, post("Na(me: x\r\n")},
+  };
+}
+
+std::vector<Bad> bad_request_lines() {
+  const std::string x8k(8 << 10, 'x');
+  std::string many;
+  for (int i = 0; i < 101; ++i) many += "A: b\r\n";
+  return {
       {"fragment", 400, "GET /#x HTTP/1.1\r\nHost: a\r\n\r\n"},
       {"target without slash", 400, "GET x HTTP/1.1\r\nHost: a\r\n\r\n"},
       {"no target", 400, "GET  HTTP/1.1\r\nHost: a\r\n\r\n"},
@@ -461,6 +471,12 @@ std::vector<Bad> bad_requests() {
       {"preface of HTTP/2", 505, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"},
       {"expectation", 417, post("Expect: tea\r\nContent-Length: 1\r\n", "x")},
       {"bad connection", 400, post("Connection: a b\r\n")},
+  };
+}
+
+std::vector<Bad> bad_bodies() {
+  const std::string x8k(8 << 10, 'x');
+  return {
       {"large body", 413, post("Content-Length: 65537\r\n", std::string(65537, 'x'))},
       {"large chunk", 413, chunked("10001\r\n" + std::string(65537, 'x') + "\r\n0\r\n\r\n")},
       {"two chunks too large", 413, chunked("8000\r\n" + std::string(32768, 'x') + "\r\n8001\r\n")},
@@ -477,6 +493,11 @@ std::vector<Bad> bad_requests() {
       {"long trailers", 400, chunked("0\r\nT: " + x8k + "\r\n\r\n")},
       {"folded trailer", 400, chunked("0\r\nT: a\r\n b\r\n\r\n")},
       {"trailer without colon", 400, chunked("0\r\nTrailer\r\n\r\n")},
+  };
+}
+
+std::vector<Bad> other_protocols() {
+  return {
       {"tls", 400, "\x16\x03\x01\x02\x00\x01\x00\x01\xfc"s},
       {"nul", 400, "\0"s},
       {"ssh", 400, "SSH-2.0-OpenSSH_9\r\n"},
@@ -485,6 +506,15 @@ std::vector<Bad> bad_requests() {
       {"empty lines", 400, "\r\n\r\n"},
       {"http/0.9 with much space", 400, "GET      /\r\n"},
   };
+}
+
+std::vector<Bad> bad_requests() {
+  std::vector<Bad> all;
+  for (const auto& some :
+       {bad_lengths(), bad_fields(), bad_request_lines(), bad_bodies(), other_protocols()}) {
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  return all;
 }
 
 // Each is answered once, and what stands behind it, which may be meant as another request, never.
