@@ -169,9 +169,10 @@ HttpError HeadParser::parse() {
   if (!code && used == head_.size()) return finish();
   using beast::http::error;
   if (code == error::bad_version) {
-    // The scanner has seen that some version is there.
-    const std::size_t end = head_.find('\r');
-    return ends_in_version(head_.substr(0, end)) ? kVersion : kRequestLine;
+    // The scanner has seen that there is a version; more than a target may stand before it.
+    const std::string_view line = head_.substr(0, head_.find('\r'));
+    const bool served = line.ends_with("/1.1") || line.ends_with("/1.0");
+    return served ? kTarget : kVersion;
   }
   if (code == error::bad_method) return kRequestLine;
   if (code == error::bad_target) return kTarget;

@@ -1,0 +1,202 @@
+#include <algorithm>
+#include <cstring>
+#include <functional>
+
+#include <fmt/format.h>
+
+#include <weir/node/fronts/http/http_connection.h>
+
+namespace weir::node {
+namespace {
+
+bool has_body(unsigned status) {
+  return status >= 200 && status != 204 && status != 304;
+}
+
+}  // namespace
+
+std::string_view http_reason(unsigned status) {
+  switch (status) {
+    case 200:
+      return "OK";
+    case 201:
+      return "Created";
+    case 202:
+      return "Accepted";
+    case 204:
+      return "No Content";
+    case 304:
+      return "Not Modified";
+    case 400:
+      return "Bad Request";
+    case 401:
+      return "Unauthorized";
+    case 403:
+      return "Forbidden";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 406:
+      return "Not Acceptable";
+    case 408:
+      return "Request Timeout";
+    case 409:
+      return "Conflict";
+    case 412:
+      return "Precondition Failed";
+    case 413:
+      return "Content Too Large";
+    case 414:
+      return "URI Too Long";
+    case 415:
+      return "Unsupported Media Type";
+    case 417:
+      return "Expectation Failed";
+    case 422:
+      return "Unprocessable Content";
+    case 428:
+      return "Precondition Required";
+    case 429:
+      return "Too Many Requests";
+    case 431:
+      return "Request Header Fields Too Large";
+    case 500:
+      return "Internal Server Error";
+    case 501:
+      return "Not Implemented";
+    case 502:
+      return "Bad Gateway";
+    case 503:
+      return "Service Unavailable";
+    case 504:
+      return "Gateway Timeout";
+    case 505:
+      return "HTTP Version Not Supported";
+    default:
+      return "Status";
+  }
+}
+
+void append_http_status(rpc::Output& out, unsigned status) {
+  if (status == 200) return out.append("HTTP/1.1 200 OK\r\n");
+  out.append("HTTP/1.1 ");
+  out.append_decimal(status);
+  out.push_back(' ');
+  out.append(http_reason(status));
+  out.append("\r\n");
+}
+
+const rpc::Address& HttpExchange::peer() const {
+  return connection_->peer();
+}
+
+// What it sees in `from` is at `to` now.
+void HttpExchange::rebase(std::string_view from, const char* to) {
+  const auto move = [&](std::string_view& view) {
+    // A path may be a constant.
+    if (std::less<>()(view.data(), from.data()) ||
+        std::less<>()(from.data() + from.size(), view.data())) {
+      return;
+    }
+    view = {to + (view.data() - from.data()), view.size()};
+  };
+  move(head_.method);
+  move(head_.path);
+  move(head_.query);
+  for (std::string_view& field : head_.fields) {
+    if (field.data() != nullptr) move(field);
+  }
+  move(head_text_);
+  move(body_);
+}
+
+rpc::Output& HttpExchange::begin(unsigned status, std::string_view content_type) {
+  // What nobody waits for is written all the same, and dropped.
+  static thread_local rpc::Output dropped;
+  status_ = status;
+  body_at_ = 0;
+  if (connection_ == nullptr || answered_) {
+    dropped.clear();
+    out_ = &dropped;
+    begin_ = 0;
+    return dropped;
+  }
+  if (connection_->begin(*this)) {
+    out_ = &connection_->out();
+  } else {
+    if (early_.capacity() == 0) early_ = connection_->server().loop.take_buffer();
+    out_ = &early_;
+  }
+  begin_ = out_->size();
+  connection_->append_head(*out_, status, content_type, last_, head_.http_1_0 && head_.keep_alive);
+  return *out_;
+}
+
+void HttpExchange::field(std::string_view name, std::string_view value) {
+  out_->append(name);
+  out_->append(": ");
+  char* at = out_->extend(value.size());
+  for (const char c : value) {
+    const auto byte = static_cast<unsigned char>(c);
+    *at++ = byte < ' ' || byte == 127 ? ' ' : c;
+  }
+  out_->append("\r\n");
+}
+
+// Content-Length comes last, with room for three digits; write_length() makes it as many as it
+// takes, once the body is there.
+rpc::Output& HttpExchange::begin_body() {
+  if (has_body(status_)) out_->append("Content-Length: 000\r\n");
+  out_->append("\r\n");
+  body_at_ = out_->size();
+  return *out_;
+}
+
+void HttpExchange::write_length() {
+  constexpr std::size_t kRoom = 3;
+  constexpr std::size_t kLineEnds = 4;
+  const std::size_t size = out_->size() - body_at_;
+  const fmt::format_int text(size);
+  const std::size_t digits = text.size();
+  const std::size_t digits_at = body_at_ - kLineEnds - kRoom;
+  if (digits > kRoom) out_->extend(digits - kRoom);
+  char* at = out_->data() + digits_at;
+  if (digits != kRoom) std::memmove(at + digits, at + kRoom, size + kLineEnds);
+  std::memcpy(at, text.data(), digits);
+  if (digits < kRoom) out_->truncate(out_->size() - (kRoom - digits));
+  body_at_ = digits_at + digits + kLineEnds;
+}
+
+void HttpExchange::finish() {
+  if (body_at_ == 0) begin_body();
+  const bool early = out_ == &early_;
+  if (connection_ == nullptr || answered_) {
+    out_ = nullptr;
+    return;
+  }
+  if (has_body(status_)) write_length();
+  if (head_.method == "HEAD" || !has_body(status_)) out_->truncate(body_at_);
+  out_ = nullptr;
+  answered_ = true;
+  if (!early) connection_->end_writing();
+  connection_->answered();
+}
+
+void HttpExchange::respond(unsigned status, std::string_view content_type, std::string_view body,
+                           std::string_view fields) {
+  begin(status, content_type).append(fields);
+  begin_body().append(body);
+  finish();
+}
+
+void HttpExchange::respond_problem(unsigned status, std::string_view title,
+                                   std::string_view detail) {
+  begin(status, kHttpProblemType);
+  fmt::format_to(std::back_inserter(begin_body()),
+                 R"({{"type":"about:blank","title":"{}","status":{},"detail":"{}"}})", title,
+                 status, detail);
+  finish();
+}
+
+}  // namespace weir::node
