@@ -30,7 +30,7 @@ std::unique_ptr<const Program> Limiter::Impl::make_program(std::shared_ptr<const
   for (auto& stripe : program->counters) {
     stripe = std::make_unique<AtomicCounters[]>(program->plans.size());
   }
-  if (program->plans.size() <= kScannedRules) program->gates = gates_of(program->plans);
+  if (program->plans.size() <= kScannedRules) program->prefilters = prefilters_of(program->plans);
   versions.push_back(program->rules);
   if (versions.size() > kVersionsKept) versions.erase(versions.begin());
   return program;
@@ -159,17 +159,17 @@ void Limiter::Impl::prepare_several(const Request& request, Nanos now, Local& wo
 
 void Limiter::Impl::prepare_one(const Request& request, Nanos now, Local& work, Items& items) {
   const Program& program = *work.program;
-  if (program.gates.empty() || !request.only.empty()) {
+  if (program.prefilters.empty() || !request.only.empty()) {
     prepare_by_index(request, now, work, items);
     return;
   }
   bool domain = false;
-  for (const Gate& gate : program.gates) {
-    if (!gate.same_domain) domain = internal::same_text(gate.domain, request.domain);
+  for (const Prefilter& prefilter : program.prefilters) {
+    if (!prefilter.same_domain) domain = internal::same_text(prefilter.domain, request.domain);
     if (!domain) continue;
-    const Plan& plan = *gate.plan;
-    if (gate.one_entry) {
-      const std::string_view* value = request.find(gate.key);
+    const Plan& plan = *prefilter.plan;
+    if (prefilter.one_entry) {
+      const std::string_view* value = request.find(prefilter.key);
       if (value != nullptr) add(plan, id_of(plan, *value, work), request, now, work, items);
     } else if (plan.rule->matches(request)) {
       add_any(plan, request, now, work, items);
@@ -210,11 +210,11 @@ void Limiter::Impl::check(const Request& request, Nanos given, Decision& out) {
   Local& work = local();
   work.program = programs.kept(work.stripe);
   bool plain = (request.id.size() | request.more.size()) == 0;  // in one branch
-  if (work.sole && work.program != nullptr && plain) [[likely]] {
-    Sole sole = sole_match(*work.program, request);
-    if (sole.plan != nullptr && sole.plan->small) [[likely]] {
-      const SeriesId id = id_of(*sole.plan, *sole.value, work);
-      if (decide_alone(*sole.plan, id, cost_of(*sole.plan, request), table.first(id),
+  if (work.single && work.program != nullptr && plain) [[likely]] {
+    SingleMatch single = single_match(*work.program, request);
+    if (single.plan != nullptr && single.plan->small) [[likely]] {
+      const SeriesId id = id_of(*single.plan, *single.value, work);
+      if (decide_alone(*single.plan, id, cost_of(*single.plan, request), table.first(id),
                        table.lane(work.stripe, id), work, clamp(given, work.stripe), out))
           [[likely]] {
         return;
@@ -230,24 +230,25 @@ void Limiter::Impl::check_any(const Request& request, Local& work, Nanos given, 
   Nanos now = clamp(given, work.stripe);
   Items& items = work.items[0];
   prepare(request, now, work, items);
-  if (request.more.empty()) work.sole = items.size() == 1;
+  if (request.more.empty()) work.single = items.size() == 1;
   decide_prepared(request, items, work, now, out);
 }
 
-Limiter::Impl::Sole Limiter::Impl::sole_match(const Program& program, const Request& request) {
-  Sole sole;
+Limiter::Impl::SingleMatch Limiter::Impl::single_match(const Program& program,
+                                                       const Request& request) {
+  SingleMatch single;
   bool domain = false;
   if (!request.only.empty()) return {};
-  for (const Gate& gate : program.gates) {
-    if (!gate.same_domain) domain = internal::same_text(gate.domain, request.domain);
+  for (const Prefilter& prefilter : program.prefilters) {
+    if (!prefilter.same_domain) domain = internal::same_text(prefilter.domain, request.domain);
     if (!domain) continue;
-    if (!gate.one_entry) return {};
-    const std::string_view* value = request.find(gate.key);
+    if (!prefilter.one_entry) return {};
+    const std::string_view* value = request.find(prefilter.key);
     if (value == nullptr) continue;
-    if (sole.plan != nullptr) return {};
-    sole = {gate.plan, value};
+    if (single.plan != nullptr) return {};
+    single = {prefilter.plan, value};
   }
-  return sole;
+  return single;
 }
 
 void Limiter::Impl::decide_prepared(const Request& request, Items& items, Local& work, Nanos now,
@@ -341,7 +342,7 @@ inline bool Limiter::Impl::decide_alone(const Plan& plan, const SeriesId id,
         return false;
       consumes = status.allowed && cost > 0;
       if (consumes) [[likely]] {
-        consume_brisk(plan, *entry, owed, cost, now);
+        consume_compact(plan, *entry, owed, cost, now);
         if (wants_lane(*entry, work)) [[unlikely]] {
           open_lane(plan, id, cost, *entry, lane, work, now, status);
         }
@@ -487,8 +488,8 @@ inline bool Limiter::Impl::assess_small(Item& item, Nanos now, RuleStatus& statu
   SeriesEntry& entry = *item.entry;
   auto assess = [&] {
     if (plan.bucket_cell) {
-      if (!is_brisk(plan, entry)) return false;
-      item.owed = assess_brisk(plan, entry, item.cost, now, status);
+      if (!is_compact(plan, entry)) return false;
+      item.owed = assess_compact(plan, entry, item.cost, now, status);
       return true;
     }
     return entry.form() == Form::window && entry.time <= item.start &&
@@ -506,7 +507,7 @@ inline void Limiter::Impl::consume_small(const Plan& plan, Item& item, Nanos now
                                          const RuleStatus& status) {
   SeriesEntry& entry = *item.entry;
   if (plan.bucket_cell) {
-    consume_brisk(plan, entry, item.owed, item.cost, now);
+    consume_compact(plan, entry, item.owed, item.cost, now);
   } else if (fits_in_window(entry, item.cost, item.start) && !options.replicated) {
     entry.count[0] += static_cast<std::uint32_t>(item.cost);
   } else {
@@ -525,12 +526,12 @@ void Limiter::Impl::make_one(std::vector<RuleStatus>& statuses) {
 inline bool Limiter::Impl::assess_bucket_alone(const Plan& plan, SeriesEntry& entry,
                                                std::uint64_t cost, Nanos now, Owed& owed,
                                                RuleStatus& status) {
-  if (is_brisk(plan, entry)) [[likely]] {
-    owed = assess_brisk(plan, entry, cost, now, status);
+  if (is_compact(plan, entry)) [[likely]] {
+    owed = assess_compact(plan, entry, cost, now, status);
     if (status.allowed || !entry.has(SeriesEntry::kLanes)) [[likely]]
       return true;
     table.close_lanes(entry);
-    owed = assess_brisk(plan, entry, cost, now, status);
+    owed = assess_compact(plan, entry, cost, now, status);
     return true;
   }
   SeriesTable::unlock(entry);
@@ -636,15 +637,15 @@ void Limiter::Impl::open_lane(const Plan& plan, SeriesId id, std::uint64_t cost,
   Nanos until = now + Lanes::kLife;
   std::uint64_t per_unit = 1;
   if (plan.bucket_cell) {
-    per_unit = plan.brisk.unit.value();
+    per_unit = plan.compact.unit.value();
     std::uint64_t sure = entry.word[0] - table.open_lanes(entry).units * per_unit;
-    until = std::min(until, entry.time + plan.brisk.drain_time(sure) - 1);
+    until = std::min(until, entry.time + plan.compact.drain_time(sure) - 1);
     if (until < now + Lanes::kMinLife) {
       lane.score = 0;  // it is no more than looked at now and then
       return;
     }
     entry.word[0] += block * per_unit;
-    lane.reset_at = entry.time + plan.brisk.drain_time(entry.word[0]);
+    lane.reset_at = entry.time + plan.compact.drain_time(entry.word[0]);
   } else {
     if (block > kMaxSmall - entry.count[0]) return;
     until = std::min(until, item.start + item.shape.sub - 1);

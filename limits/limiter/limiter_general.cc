@@ -129,12 +129,12 @@ bool Limiter::Impl::settle(std::span<Item> items, Nanos now, Decision& out) {
     RuleStatus& status = out.statuses[i];
     const Plan& plan = *item.plan;
     bool consumes = out.allowed && status.allowed && !status.degraded && item.cost > 0;
-    if (item.brisk) finish(plan, item.owed, item.cost, consumes, status);
+    if (item.compact) finish(plan, item.owed, item.cost, consumes, status);
     if (consumes) {
       consume(plan, item, now, status);
       status.remaining -= std::min(status.remaining, item.cost);
       out.wants_commit |= plan.commit || item.waits;
-      if (!item.brisk) status.reset = reset_after(plan, item, status, now);
+      if (!item.compact) status.reset = reset_after(plan, item, status, now);
     } else if (status.degraded && out.allowed && status.allowed) {
       Period period = period_of(plan, item, now);
       overflow.add(table.short_id(item.id), period.number, item.cost, period.expiry, now);
@@ -192,12 +192,12 @@ bool Limiter::Impl::begin_with_overflow(const Item& item, Nanos now, SeriesEntry
     used = overflow_used(item, period_of(plan, item, now), now);
   }
   if (used == 0) return true;
-  if (options.replicated || !(plan.brisk.fits || plan.small_windows)) return false;
+  if (options.replicated || !(plan.compact.fits || plan.small_windows)) return false;
   if (plan.bucket_cell) {
     std::uint64_t most = mul_saturated(plan.limit, 1 + std::uint64_t{plan.bucket.max_debt});
     entry.set_form(Form::bucket);
     entry.time = now;
-    entry.word[0] = std::min(used, most) * plan.brisk.unit.value();
+    entry.word[0] = std::min(used, most) * plan.compact.unit.value();
     entry.word[1] = plan.number;
     return true;
   }
@@ -247,8 +247,8 @@ bool Limiter::Impl::move_out(SeriesEntry& entry, Nanos now) {
     }
   } else if (entry.form() == Form::bucket) {
     const BucketShape& shape = counted_by(entry);
-    BriskBucket brisk = BriskBucket::of(shape);
-    units = brisk.unit.ceil(brisk.debt(entry, now));
+    CompactBucket compact = CompactBucket::of(shape);
+    units = compact.unit.ceil(compact.debt(entry, now));
     period = period_at(drain_length(shape), now);
   } else {
     return false;

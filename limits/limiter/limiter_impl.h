@@ -79,7 +79,7 @@ struct Item {
   Mode mode = Mode::consume;
   bool made = false;     // the entry, by this request
   bool no_room = false;  // none could be made
-  bool brisk = false;    // evaluated by its small bucket: `owed` is what it owes
+  bool compact = false;  // evaluated by its small bucket: `owed` is what it owes
   bool waits = false;    // what it consumed is ahead of what is durable
   bool noted = false;    // Request::demand_noted
   std::uint16_t descriptor = 0;
@@ -95,7 +95,7 @@ struct Item {
 
   void begin_anew() {
     mode = Mode::consume;
-    made = no_room = brisk = waits = false;
+    made = no_room = compact = waits = false;
     descriptor = 0;
     entry = nullptr;
   }
@@ -149,7 +149,7 @@ class Items {
 /// A thread's own things, so that a decision allocates nothing and shares no line that is written.
 struct Local {
   const Program* program = nullptr;  // of the current call
-  bool sole = true;                  // the last request met one rule: the next one may, too
+  bool single = true;                // the last request met one rule: the next one may, too
   std::vector<std::uint32_t> matched;
   std::array<Items, kAhead> items;  // of a request, and of those of its batch that come next
   std::vector<Item*> locked;
@@ -280,19 +280,19 @@ struct Limiter::Impl {
 
   // One entry, with its lock held. Null stands for an unused one.
 
-  /// Without reset and waits where Item::brisk comes out true: finish() has these.
+  /// Without reset and waits where Item::compact comes out true: finish() has these.
   void assess(const Plan& plan, Item& item, Nanos now, RuleStatus& status);
 
-  static bool is_brisk(const Plan& plan, const SeriesEntry& entry) {
+  static bool is_compact(const Plan& plan, const SeriesEntry& entry) {
     return entry.form() == Form::bucket && entry.word[1] == plan.number;
   }
 
-  [[gnu::always_inline]] static Owed assess_brisk(const Plan& plan, const SeriesEntry& entry,
-                                                  std::uint64_t cost, Nanos now,
-                                                  RuleStatus& status) {
-    Owed owed{plan.brisk.debt(entry, now), std::max<Nanos>(entry.time - now, 0)};
-    bool room = owed.debt <= plan.brisk.capacity;
-    std::uint64_t remaining = room ? plan.brisk.unit.floor(plan.brisk.capacity - owed.debt) : 0;
+  [[gnu::always_inline]] static Owed assess_compact(const Plan& plan, const SeriesEntry& entry,
+                                                    std::uint64_t cost, Nanos now,
+                                                    RuleStatus& status) {
+    Owed owed{plan.compact.debt(entry, now), std::max<Nanos>(entry.time - now, 0)};
+    bool room = owed.debt <= plan.compact.capacity;
+    std::uint64_t remaining = room ? plan.compact.unit.floor(plan.compact.capacity - owed.debt) : 0;
     status.remaining = remaining;
     status.allowed = room && cost <= remaining;
     status.retry_after = status.delay = 0;
@@ -336,23 +336,23 @@ struct Limiter::Impl {
   /// What assess() left out; a consumed cost is in the debt by now.
   [[gnu::always_inline]] static void finish(const Plan& plan, Owed owed, std::uint64_t cost,
                                             bool consumed, RuleStatus& status) {
-    const BriskBucket& brisk = plan.brisk;
+    const CompactBucket& compact = plan.compact;
     std::uint64_t debt = owed.debt;
     bool allowed = consumed || status.allowed;
     if (plan.bucket.queue && allowed) [[unlikely]]
-      status.delay = until_drained(brisk, owed, debt);
-    if (consumed) debt += cost * brisk.unit.value();
-    status.reset = until_drained(brisk, owed, debt);
+      status.delay = until_drained(compact, owed, debt);
+    if (consumed) debt += cost * compact.unit.value();
+    status.reset = until_drained(compact, owed, debt);
     if (allowed) [[likely]]
       return;
-    debt -= brisk.capacity - cost * brisk.unit.value();
-    status.retry_after = cost > plan.limit ? kNever : until_drained(brisk, owed, debt);
+    debt -= compact.capacity - cost * compact.unit.value();
+    status.retry_after = cost > plan.limit ? kNever : until_drained(compact, owed, debt);
   }
 
-  [[gnu::always_inline]] static Nanos until_drained(const BriskBucket& brisk, Owed owed,
+  [[gnu::always_inline]] static Nanos until_drained(const CompactBucket& compact, Owed owed,
                                                     std::uint64_t part) {
     if (part == 0) return 0;
-    Nanos wait = brisk.drain_time(part);
+    Nanos wait = compact.drain_time(part);
     return wait == kNever ? kNever : wait + owed.ahead;
   }
 
@@ -388,9 +388,9 @@ struct Limiter::Impl {
   }
 
   /// Only where nothing is replicated.
-  static void consume_brisk(const Plan& plan, SeriesEntry& entry, Owed owed, std::uint64_t cost,
-                            Nanos now) {
-    entry.word[0] = owed.debt + cost * plan.brisk.unit.value();
+  static void consume_compact(const Plan& plan, SeriesEntry& entry, Owed owed, std::uint64_t cost,
+                              Nanos now) {
+    entry.word[0] = owed.debt + cost * plan.compact.unit.value();
     entry.time = now + owed.ahead;
   }
   bool consume_small_window(const Plan& plan, const Item& item);
@@ -445,11 +445,11 @@ struct Limiter::Impl {
   [[gnu::noinline]] void check_any(const Request& request, Local& work, Nanos given, Decision& out);
 
   /// The one rule that a request meets, if it has no matchers, and the text that it counts by.
-  struct Sole {
+  struct SingleMatch {
     const Plan* plan = nullptr;
     const std::string_view* value = nullptr;
   };
-  [[gnu::noinline]] static Sole sole_match(const Program& program, const Request& request);
+  [[gnu::noinline]] static SingleMatch single_match(const Program& program, const Request& request);
   void decide_prepared(const Request& request, Items& items, Local& work, Nanos now, Decision& out);
   void check(std::span<const Request> requests, Nanos given, std::span<Decision> out);
   void decide_once(const Request& request, Items& items, Local& work, Nanos now, Decision& out);

@@ -44,26 +44,26 @@ std::uint64_t small_count(const SeriesEntry& entry, const WindowShape& shape, st
 }
 
 crdt::BucketState small_bucket(const SeriesEntry& entry, const BucketShape& shape) {
-  BriskBucket brisk = BriskBucket::of(shape);
+  CompactBucket compact = CompactBucket::of(shape);
   crdt::BucketState state;
   state.checkpoint = {kSmallTotal, entry.time,
-                      static_cast<crdt::DebtTicks>(entry.word[0]) * brisk.scale};
+                      static_cast<crdt::DebtTicks>(entry.word[0]) * compact.scale};
   state.touched = entry.time;
-  state.expiry = entry.time + brisk.fill_time;
+  state.expiry = entry.time + compact.fill_time;
   return state;
 }
 
 void Limiter::Impl::assess(const Plan& plan, Item& item, Nanos now, RuleStatus& status) {
   const SeriesEntry* entry = item.entry;
-  item.brisk = plan.brisk.fits && entry != nullptr && is_brisk(plan, *entry);
-  if (!item.brisk && plan.plain_windows && entry != nullptr && entry->form() == Form::window &&
+  item.compact = plan.compact.fits && entry != nullptr && is_compact(plan, *entry);
+  if (!item.compact && plan.plain_windows && entry != nullptr && entry->form() == Form::window &&
       entry->time <= item.start) {
     if (assess_small_windows(plan, *entry, item.cost, now, item.shape, item.start, status)) {
       return;
     }
   }
-  if (item.brisk) {
-    item.owed = assess_brisk(plan, *item.entry, item.cost, now, status);
+  if (item.compact) {
+    item.owed = assess_compact(plan, *item.entry, item.cost, now, status);
     return;
   }
   Verdict verdict = evaluate(plan, item, item.cost, now);
@@ -170,14 +170,14 @@ Series& Limiter::Impl::general(SeriesEntry& entry, const SeriesId& id) {
 void Limiter::Impl::consume(const Plan& plan, Item& item, Nanos now, const RuleStatus& status) {
   SeriesEntry& entry = *item.entry;
   // Small forms were made by a request: they have their rule, and it is on another line.
-  bool small = item.brisk || entry.form() == Form::window;
+  bool small = item.compact || entry.form() == Form::window;
   if (!small && table.rule(entry) != plan.number) table.set_rule(entry, plan.number);
   if (item.mode == Mode::hold) {
     hold(plan, item, now);
     return;
   }
-  if (item.brisk) {
-    consume_brisk(plan, entry, item.owed, item.cost, now);
+  if (item.compact) {
+    consume_compact(plan, entry, item.owed, item.cost, now);
     return;
   }
   if (plan.escrow) {
@@ -228,10 +228,10 @@ bool Limiter::Impl::consume_small_window(const Plan& plan, const Item& item) {
 bool Limiter::Impl::begin_small_bucket(const Plan& plan, const Item& item, Nanos now) {
   SeriesEntry& entry = *item.entry;
   // A replicated bucket's slot has a birth, for which there is no room.
-  if (options.replicated || !plan.brisk.fits || entry.form() != Form::unused) return false;
+  if (options.replicated || !plan.compact.fits || entry.form() != Form::unused) return false;
   entry.set_form(Form::bucket);
   entry.time = now;
-  entry.word[0] = item.cost * plan.brisk.unit.value();
+  entry.word[0] = item.cost * plan.compact.unit.value();
   entry.word[1] = plan.number;
   return true;
 }

@@ -46,19 +46,19 @@ std::string identity(const Rule& rule) {
   return text;
 }
 
-std::vector<Gate> gates_of(const std::vector<Plan>& plans) {
-  std::vector<Gate> gates;
+std::vector<Prefilter> prefilters_of(const std::vector<Plan>& plans) {
+  std::vector<Prefilter> prefilters;
   for (const Plan& plan : plans) {
     const Rule& rule = *plan.rule;
-    Gate gate;
-    gate.plan = &plan;
-    gate.domain = rule.domain;
-    gate.same_domain = !gates.empty() && gates.back().domain == rule.domain;
-    gate.one_entry = rule.match.empty() && rule.key.size() == 1;
-    if (gate.one_entry) gate.key = rule.key[0];
-    gates.push_back(gate);
+    Prefilter prefilter;
+    prefilter.plan = &plan;
+    prefilter.domain = rule.domain;
+    prefilter.same_domain = !prefilters.empty() && prefilters.back().domain == rule.domain;
+    prefilter.one_entry = rule.match.empty() && rule.key.size() == 1;
+    if (prefilter.one_entry) prefilter.key = rule.key[0];
+    prefilters.push_back(prefilter);
   }
-  return gates;
+  return prefilters;
 }
 
 Plan plan_of(const Rule& rule, std::uint32_t number, const SeriesId& identity) {
@@ -80,7 +80,7 @@ Plan plan_of(const Rule& rule, std::uint32_t number, const SeriesId& identity) {
   plan.limit = plan.bucket_cell ? rule.burst : rule.limit;
   if (plan.bucket_cell) {
     plan.bucket = bucket_shape(rule);
-    plan.brisk = BriskBucket::of(plan.bucket);
+    plan.compact = CompactBucket::of(plan.bucket);
     plan.escrow_bucket = escrow_bucket_shape(rule);
   } else if (!plan.log) {
     WindowShape shape = window_shape(rule, {});
@@ -93,7 +93,7 @@ Plan plan_of(const Rule& rule, std::uint32_t number, const SeriesId& identity) {
     shape.phase = 0;
     plan.window = shape;
   }
-  plan.small = plan.brisk.fits || plan.plain_windows;
+  plan.small = plan.compact.fits || plan.plain_windows;
   return plan;
 }
 

@@ -42,7 +42,7 @@ struct alignas(32) AtomicCounters {
 /// A bucket whose debt is all counted in its checkpoint, and fits 64 bits in ticks that are `scale`
 /// of a BucketShape's (what rate and unit have in common; every debt is a multiple of it). Says
 /// what evaluate_bucket and consume_bucket say, at a fraction of the cost.
-struct BriskBucket {
+struct CompactBucket {
   bool fits = false;  // every debt that can be reached, and every cost up to the burst on top
   std::uint64_t scale = 1;
   internal::Divisor rate;
@@ -50,8 +50,8 @@ struct BriskBucket {
   std::uint64_t capacity = 0;
   Nanos fill_time = 0;
 
-  static BriskBucket of(const BucketShape& shape) {
-    BriskBucket made;
+  static CompactBucket of(const BucketShape& shape) {
+    CompactBucket made;
     if (shape.rate == 0) return made;
     made.scale = std::gcd(shape.rate, static_cast<std::uint64_t>(shape.unit));
     made.rate = internal::Divisor(shape.rate / made.scale);
@@ -106,12 +106,12 @@ struct Plan {
   internal::Divisor sub;       // its length
   std::uint64_t limit = 0;     // as reported
   BucketShape bucket;
-  BriskBucket brisk;
+  CompactBucket compact;
   EscrowBucketShape escrow_bucket;
 };
 
 /// What says whether a rule applies, where there are so few that each is looked at.
-struct Gate {
+struct Prefilter {
   std::string_view domain;
   bool same_domain = false;  // as the one before has
   bool one_entry = false;    // `key` is all that a request must have
@@ -123,8 +123,8 @@ struct Gate {
 struct Program {
   std::uint64_t version = 0;
   std::shared_ptr<const RuleSet> rules;
-  std::vector<Plan> plans;  // by rule
-  std::vector<Gate> gates;  // by rule, or none
+  std::vector<Plan> plans;            // by rule
+  std::vector<Prefilter> prefilters;  // by rule, or none
   std::unordered_map<SeriesId, std::uint32_t> by_identity;
   std::unordered_map<SeriesId, std::uint32_t> escrow;                // by Plan::name
   std::array<std::unique_ptr<AtomicCounters[]>, kStripes> counters;  // by rule
@@ -149,6 +149,6 @@ std::string identity(const Rule& rule);
 /// `number`: see RuleNumbers. The rule must outlive it.
 Plan plan_of(const Rule& rule, std::uint32_t number, const SeriesId& identity);
 /// The plans must stay where they are.
-std::vector<Gate> gates_of(const std::vector<Plan>& plans);
+std::vector<Prefilter> prefilters_of(const std::vector<Plan>& plans);
 
 }  // namespace weir
