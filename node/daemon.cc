@@ -1,8 +1,6 @@
 #include <weir/node/daemon.h>
 
 #include <kj/async.h>
-#include <sched.h>
-#include <sodium.h>
 #include <uv.h>
 
 #include <algorithm>
@@ -17,6 +15,7 @@
 #include <weir/node/fronts/factory.h>
 #include <weir/node/report/report.h>
 #include <weir/node/service/coordinator.h>
+#include <weir/node/setup.h>
 #include <weir/node/uv_handle.h>
 #include <weir/node/version.h>
 #include <weir/node/worker.h>
@@ -31,36 +30,6 @@ namespace {
 constexpr std::uint64_t kHandOverMs = 1000;
 /// Time for the last answers to leave before connections close.
 constexpr std::uint64_t kFarewellMs = 50;
-
-crdt::Incarnation random_incarnation() {
-  crdt::Incarnation id;
-  randombytes_buf(&id, sizeof id);
-  return id;
-}
-
-/// Series ids depend on the cluster's secret, and on its name where there is none.
-HashKey hash_key(const NodeConfig& config) {
-  HashKey key{};
-  const std::string& secret = config.secret.empty() ? config.cluster : config.secret;
-  constexpr std::string_view kPurpose = "weir series ids";
-  crypto_generichash_state state;
-  crypto_generichash_init(&state, nullptr, 0, key.size());
-  auto add = [&state](std::string_view text) {
-    crypto_generichash_update(&state, reinterpret_cast<const unsigned char*>(text.data()),
-                              text.size());
-  };
-  add(kPurpose);
-  add(secret);
-  crypto_generichash_final(&state, key.data(), key.size());
-  return key;
-}
-
-/// Those that this process may run on, which a container may have fewer of than the machine.
-unsigned cores() {
-  cpu_set_t set;
-  if (::sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-  return static_cast<unsigned>(std::clamp(CPU_COUNT(&set), 1, static_cast<int>(kMaxThreads)));
-}
 
 std::string peer_name(const crdt::Member& member) {
   return member.region + "/" + member.node;
@@ -100,7 +69,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
         control(
             std::move(loaded), [this](const RuleSet& set) { return unsuitable(set, config); }, out,
             wall_clock()) {
-    if (config.threads == 0) config.threads = cores();
+    if (config.threads == 0) config.threads = usable_cores();
   }
 
   ~Impl() noexcept override {
@@ -122,12 +91,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     if (!error.empty()) return false;
     std::signal(SIGPIPE, SIG_IGN);
     if (config.storage) {
-      storage::LmdbOptions options;
-      options.path = config.storage->path;
-      options.cluster = config.cluster;
-      options.self = config.self;
-      options.map_bytes = config.storage->map_size;
-      store = storage::make_lmdb_store(std::move(options));
+      store = storage::make_lmdb_store(lmdb_options(config));
     }
     make_engine();
     if (!engine->start(wall_clock(), store_events(), error)) return false;
@@ -152,26 +116,6 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   }
 
   void make_engine() {
-    EngineOptions options;
-    options.replica.self = config.self;
-    options.shareholders.push_back({config.self, config.weights});
-    for (const PeerConfig& peer : config.peers) {
-      options.replica.peers.push_back(peer.member);
-      options.shareholders.push_back({peer.member, peer.weights});
-    }
-    options.replica.sync_interval = config.sync_interval;
-    options.replica.anti_entropy_interval = config.anti_entropy_interval;
-    options.replica.max_skew = config.max_skew;
-    randombytes_buf(&options.replica.seed, sizeof options.replica.seed);
-    options.rules = control.rules();
-    options.hash_key = hash_key(config);
-    options.max_series = config.max_series;
-    options.populate = config.populate;
-    options.max_request_ids = config.max_request_ids;
-    options.request_id_ttl = config.request_id_ttl;
-    options.max_tickets = config.max_tickets;
-    options.max_commit_wait = config.max_commit_wait;
-    options.fresh_incarnation = random_incarnation;
     EngineEvents events;
     events.send = [this](crdt::PeerIndex peer, const crdt::Message& message) {
       if (peers) peers->send(peer, message);
@@ -183,18 +127,13 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     events.log = [this](const std::string& event, const std::string& detail) {
       log.error(event, {{"detail", detail}});
     };
-    engine = std::make_unique<Engine>(std::move(options), store.get(), std::move(events));
+    engine = std::make_unique<Engine>(engine_options(config, control.rules()), store.get(),
+                                      std::move(events));
   }
 
   void make_coordinator() {
-    HomeOptions options;
-    options.members.push_back(config.self);
-    for (const PeerConfig& peer : config.peers) options.members.push_back(peer.member);
-    options.weights = config.home.weights;
-    options.deadline = config.home.deadline;
-    options.request_id_ttl = config.request_id_ttl;
     auto wall = [this] { return wall_clock(); };
-    coordinator = std::make_unique<Coordinator>(*engine, std::move(options), *this, wall,
+    coordinator = std::make_unique<Coordinator>(*engine, home_options(config), *this, wall,
                                                 [this] { pump_at_end_of_turn(); });
     coordinator->rules_changed(*control.rules());
   }
@@ -334,6 +273,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     stopping = true;
     coordinator->state().stopping = true;
     watch.reset();
+    // Once each has seen it, nothing is decided any more.
     for (const auto& worker : workers) worker->drain();
     hand_over_until = uv_now(loop.uv()) + kHandOverMs;
     const std::size_t windows = engine->hand_over(wall_clock());
@@ -397,21 +337,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
 
   void serve(crdt::PeerIndex, std::vector<rpc::CheckItem> items,
              std::function<void(std::vector<Reply>)> done) override {
-    struct Call {
-      std::vector<Reply> replies;
-      std::size_t open = 0;
-      std::function<void(std::vector<Reply>)> done;
-    };
-    auto call = std::make_shared<Call>();
-    call->replies.resize(items.size());
-    call->open = items.size();
-    call->done = std::move(done);
-    for (std::size_t i = 0; i < items.size(); ++i) {
-      coordinator->serve(items[i], [call, i](Reply reply) {
-        call->replies[i] = std::move(reply);
-        if (--call->open == 0) call->done(std::move(call->replies));
-      });
-    }
+    coordinator->serve(items, std::move(done));
   }
   void serve_reserve(crdt::PeerIndex, rpc::CheckItem item, Nanos timeout,
                      std::function<void(ReserveReply)> done) override {

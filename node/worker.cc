@@ -66,9 +66,12 @@ bool Worker::start_front(ListenConfig& listen, rpc::Sharing sharing, std::shared
 }
 
 void Worker::drain() {
-  loop_->post([this] {
+  std::promise<void> drained;
+  loop_->post([&] {
     for (const auto& front : state_->fronts) front->drain();
+    drained.set_value();
   });
+  drained.get_future().wait();
 }
 
 void Worker::stop() {

@@ -42,7 +42,8 @@ class Worker {
   /// `among` is FrontContext::shared, of all workers.
   bool start_front(ListenConfig& listen, rpc::Sharing sharing, std::shared_ptr<void>& among,
                    std::string& error);
-  /// Has all fronts drain. Returns at once.
+  /// Has all fronts drain, and waits for the worker's turn to do so: what it decides later sees all
+  /// that was written before this call.
   void drain();
   /// Closes all fronts and ends the thread.
   void stop();

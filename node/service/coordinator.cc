@@ -180,6 +180,26 @@ void Coordinator::when_durable(std::function<void(bool)> done, std::size_t reque
 
 // What other members ask.
 
+void Coordinator::serve(const std::vector<rpc::CheckItem>& items,
+                        std::function<void(std::vector<Reply>)> done) {
+  struct Call {
+    std::vector<Reply> replies;
+    std::size_t open = 0;
+    std::function<void(std::vector<Reply>)> done;
+  };
+  auto call = std::make_shared<Call>();
+  call->replies.resize(items.size());
+  call->open = items.size();
+  call->done = std::move(done);
+  if (items.empty()) return call->done({});
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    serve(items[i], [call, i](Reply reply) {
+      call->replies[i] = std::move(reply);
+      if (--call->open == 0) call->done(std::move(call->replies));
+    });
+  }
+}
+
 void Coordinator::serve(const rpc::CheckItem& item, std::function<void(Reply)> done) {
   AsRequest as(item);
   const std::vector<std::string_view> only(item.only.begin(), item.only.end());

@@ -67,6 +67,8 @@ class Coordinator final : public HomeDriver {
 
   // What other members ask: by the rules that `item.only` names, and never sent on.
 
+  void serve(const std::vector<rpc::CheckItem>& items,
+             std::function<void(std::vector<Reply>)> done);
   void serve(const rpc::CheckItem& item, std::function<void(Reply)> done);
   void serve_reserve(const rpc::CheckItem& item, Nanos timeout,
                      std::function<void(ReserveReply)> done);
