@@ -190,7 +190,7 @@ TEST(Config, ReportsAllErrorsInDocumentOrder) {
 region:
 node: [eu-1]
 nodes: 3
-listen: {http: localhost:7402, admin: 127.0.0.1:1}
+listen: {http: localhost:7402, grpx: 127.0.0.1:1}
 rules: ""
 storage: some
 sync_interval: 1
@@ -207,11 +207,11 @@ http: {reset: minutes, max_connections: 0, max_body: 64KB}
           "list",
           "node.yaml:4:1: nodes: unknown field; expected one of cluster, region, node, listen, "
           "weight, peers, rules, storage, sync_interval, anti_entropy_interval, commit_interval, "
-          "max_commit_wait, max_skew, max_series, populate, max_request_ids, request_id_ttl, "
+          "max_commit_wait, max_skew, threads, max_series, populate, max_request_ids, request_id_ttl, "
           "max_tickets, log, http, home",
           "node.yaml:5:16: listen.http: expected a literal address and a port, such as "
           "127.0.0.1:7400 or [::1]:7400, got 'localhost:7402'",
-          "node.yaml:5:32: listen.admin: unknown field; expected one of peers, clients, http",
+          "node.yaml:5:32: listen.grpx: unknown field; expected one of peers, admin, clients, http",
           "node.yaml:6:8: rules: expected a path of 1 to 4096 bytes, got ''",
           "node.yaml:7:10: storage: expected none, or a mapping with the fields path, map_size, "
           "got 'some'",
@@ -358,7 +358,7 @@ TEST(Config, AtMostFifteenPeers) {
 
 TEST(Config, ListenersDoNotShareAnAddress) {
   EXPECT_THAT(errors(kMinimal + "listen: {http: 127.0.0.1:7400}\n"),
-              ElementsAre("node.yaml:6:9: listen.http: expected an address of its own, but peers "
+              ElementsAre("node.yaml:6:9: listen.peers: expected an address of its own, but http "
                           "listens on 127.0.0.1:7400 as well"));
   EXPECT_THAT(errors(kMinimal + "listen: {http: 127.0.0.1:0, clients: 127.0.0.1:0}\n"),
               ElementsAre());
