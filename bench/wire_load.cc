@@ -171,11 +171,13 @@ void Wire::add_node() {
                 node.http(true));
   add_paced("http_paced", "weir HTTP, 10,000 a second", process, node.http());
   RpcTarget rpc = node.rpc();
-  add("rpc", "weir RPC", process, [rpc](double s) { return rpc_load(rpc, kSingle, s); });
+  add("rpc", "weir RPC", process, [rpc](double s) { return RpcLoad(rpc, kSingle).closed(s); });
   add("rpc_4_connections", "weir RPC, 4 connections", process,
-      [rpc](double s) { return rpc_load(rpc, kSpread, s); });
+      [rpc](double s) { return RpcLoad(rpc, kSpread).closed(s); });
+  add("rpc_kj_caller", "weir RPC, asked by stock Cap'n Proto", process,
+      [rpc](double s) { return kj_load(rpc, kSingle, s); });
   add("rpc_batch64", "weir RPC, 64 checks a call", process,
-      [rpc](double s) { return rpc_load(rpc, kBatches, s); });
+      [rpc](double s) { return RpcLoad(rpc, kBatches).closed(s); });
   add("rpc_client", "weir RPC, through its client library", process,
       [rpc](double s) { return client_load(rpc, kCallers, s); });
 }
@@ -190,9 +192,9 @@ void Wire::add_node_in_memory() {
   add_pipelined("http_pipelined_memory", "weir HTTP, 16 deep, storage: none", process, node.http());
   RpcTarget rpc = node.rpc();
   add("rpc_memory", "weir RPC, storage: none", process,
-      [rpc](double s) { return rpc_load(rpc, kSingle, s); });
+      [rpc](double s) { return RpcLoad(rpc, kSingle).closed(s); });
   add("rpc_batch64_memory", "weir RPC, 64 checks a call, storage: none", process,
-      [rpc](double s) { return rpc_load(rpc, kBatches, s); });
+      [rpc](double s) { return RpcLoad(rpc, kBatches).closed(s); });
 }
 
 void Wire::add_nginx() {
@@ -215,11 +217,13 @@ void Wire::add_echo() {
   const Process& process = echo_->process();
   RpcTarget rpc = echo_->rpc();
   add("capnp_echo", "stock Cap'n Proto, a constant answer", process,
-      [rpc](double s) { return rpc_load(rpc, kSingle, s); });
+      [rpc](double s) { return RpcLoad(rpc, kSingle).closed(s); });
+  add("capnp_echo_kj_caller", "stock Cap'n Proto, asked by stock Cap'n Proto", process,
+      [rpc](double s) { return kj_load(rpc, kSingle, s); });
   add("capnp_echo_4_connections", "stock Cap'n Proto, 4 connections", process,
-      [rpc](double s) { return rpc_load(rpc, kSpread, s); });
+      [rpc](double s) { return RpcLoad(rpc, kSpread).closed(s); });
   add("capnp_echo_batch64", "stock Cap'n Proto, 64 answers a call", process,
-      [rpc](double s) { return rpc_load(rpc, kBatches, s); });
+      [rpc](double s) { return RpcLoad(rpc, kBatches).closed(s); });
 }
 
 void Wire::add_workers() {
@@ -347,6 +351,7 @@ int run(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   if (quick && rounds->count() == 0) options.rounds = 3;
   if (quick && seconds->count() == 0) options.seconds = 0.8;
+  options.node = std::filesystem::absolute(options.node);
   Wire wire(options);
   for (int round = 0; round < options.rounds; ++round) {
     say(fmt::format("round {} of {}", round + 1, options.rounds));

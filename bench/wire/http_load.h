@@ -1,11 +1,10 @@
 #pragma once
 
-#include <sys/epoll.h>
-
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include <weir/bench/wire/links.h>
 #include <weir/bench/wire/load.h>
 
 namespace weir::bench {
@@ -28,9 +27,6 @@ class HttpLoad {
   /// Connects. `depth` requests are written at once on a connection, and the next ones when all of
   /// these are answered.
   HttpLoad(HttpTarget target, unsigned connections, unsigned depth);
-  ~HttpLoad();
-  HttpLoad(const HttpLoad&) = delete;
-  HttpLoad& operator=(const HttpLoad&) = delete;
 
   /// Every connection asks again as soon as it is answered. A latency is the time from the writing
   /// of a request to its answer.
@@ -44,33 +40,25 @@ class HttpLoad {
 
  private:
   struct Connection {
-    int fd = -1;
     unsigned unanswered = 0;
-    std::uint64_t since = 0;    ///< when the requests were written, or came
-    std::vector<char> input{};  ///< what has come
-    std::size_t begin = 0;      ///< of what is not yet read in it
-    std::size_t end = 0;
+    std::uint64_t since = 0;  // when the requests were written, or came
   };
 
-  void connect(Connection& connection);
   /// Writes `count` requests with these keys.
   template <typename NextKey>
-  void send(Connection& connection, unsigned count, NextKey&& next_key);
-  void send_random(Connection& connection, unsigned count);
-  void send_bytes(Connection& connection, const char* bytes, std::size_t size);
-  /// Waits for input, at most `timeout_ms`, and reads it. Calls `answered(connection)` for each
-  /// connection of which nothing more is owed.
+  void send(Link& link, unsigned count, std::uint64_t since, NextKey&& next_key);
+  void send_random(Link& link, unsigned count, std::uint64_t since);
+  /// Waits for answers, at most `timeout_ms`. Calls `answered(link)` for each connection of which
+  /// nothing more is owed.
   template <typename Answered>
-  void turn(int timeout_ms, Answered&& answered);
-  void read(Connection& connection);
-  unsigned take_answers(Connection& connection, std::uint64_t now);
+  void wait(int timeout_ms, Answered&& answered);
+  void take_answers(Link& link, std::uint64_t now);
 
   HttpTarget target_;
   unsigned depth_;
   std::uint64_t random_;
-  int epoll_ = -1;
-  std::vector<Connection> connections_;
-  std::vector<epoll_event> events_;
+  Links links_;
+  std::vector<Connection> connections_;  // by link
   std::string output_;
   Load load_;
   std::uint64_t last_answer_ = 0;

@@ -1,6 +1,9 @@
 #include <weir/bench/wire/rpc_load.h>
 
+#include <capnp/message.h>
 #include <capnp/rpc-twoparty.h>
+#include <capnp/rpc.capnp.h>
+#include <capnp/serialize.h>
 #include <kj/async-io.h>
 
 #include <atomic>
@@ -22,6 +25,60 @@ namespace {
 
 using Service = rpc::schema::Service;
 
+constexpr const char* kKeyPlace = "0123456789abcdef";
+
+/// In standard framing.
+std::string framed(capnp::MessageBuilder& message) {
+  auto words = capnp::messageToFlatArray(message);
+  auto bytes = words.asChars();
+  return {bytes.begin(), bytes.size()};
+}
+
+std::string bootstrap_message() {
+  capnp::MallocMessageBuilder message;
+  message.initRoot<capnp::rpc::Message>().initBootstrap().setQuestionId(0);
+  return framed(message);
+}
+
+std::string finish_message(std::uint32_t id, bool release) {
+  capnp::MallocMessageBuilder message;
+  auto finish = message.initRoot<capnp::rpc::Message>().initFinish();
+  finish.setQuestionId(id);
+  finish.setReleaseResultCaps(release);
+  return framed(message);
+}
+
+std::string call_message(std::uint32_t id, std::uint32_t service, unsigned batch) {
+  capnp::MallocMessageBuilder message(256 + 32 * batch);
+  auto call = message.initRoot<capnp::rpc::Message>().initCall();
+  call.setQuestionId(id);
+  call.initTarget().setImportedCap(service);
+  call.setInterfaceId(capnp::typeId<Service>());
+  call.setMethodId(0);
+  auto parameters = call.initParams().getContent().initAs<Service::CheckParams>();
+  for (auto check : parameters.initRequests(batch)) {
+    check.setDomain("api");
+    auto entry = check.initEntries(1)[0];
+    entry.setKey("key");
+    entry.setValue(kKeyPlace);
+  }
+  return framed(message);
+}
+
+/// Bytes of the frame that `bytes` begin with, or 0 if its head is not there yet. One segment only
+/// is expected of answers of this size.
+std::size_t frame_size(std::string_view bytes) {
+  if (bytes.size() < 8) return 0;
+  std::uint32_t head[2];
+  std::memcpy(head, bytes.data(), sizeof head);
+  if (head[0] > 1) throw std::runtime_error("an answer of more than two segments");
+  if (head[0] == 0) return 8 + std::size_t{8} * head[1];
+  if (bytes.size() < 16) return 0;
+  std::uint32_t second = 0;
+  std::memcpy(&second, bytes.data() + 8, sizeof second);
+  return 16 + std::size_t{8} * (std::size_t{head[1]} + second);
+}
+
 /// What the calls of one turn share.
 struct Turn {
   const RpcTarget& target;
@@ -31,8 +88,8 @@ struct Turn {
   Load load{};
 };
 
-struct Connection {
-  explicit Connection(kj::Own<kj::AsyncIoStream> s)
+struct KjConnection {
+  explicit KjConnection(kj::Own<kj::AsyncIoStream> s)
       : stream(kj::mv(s)), client(*stream), service(client.bootstrap().castAs<Service>()) {}
   kj::Own<kj::AsyncIoStream> stream;
   capnp::TwoPartyClient client;
@@ -102,14 +159,123 @@ struct Callers {
 
 }  // namespace
 
-Load rpc_load(const RpcTarget& target, const RpcShape& shape, double seconds) {
+RpcLoad::RpcLoad(const RpcTarget& target, const RpcShape& shape)
+    : target_(target),
+      shape_(shape),
+      random_(steady_ns()),
+      links_(target.port, shape.connections),
+      connections_(shape.connections) {
+  for (Link& link : links_.all()) open(link);
+}
+
+void RpcLoad::open(Link& link) {
+  Connection& connection = connections_[link.index];
+  links_.send(link, bootstrap_message());
+  bool opened = false;
+  while (!opened) {
+    links_.wait(100, [&](Link& from) {
+      std::size_t size = frame_size(from.unread());
+      if (size == 0 || from.unread().size() < size) return;
+      capnp::FlatArrayMessageReader reader(
+          kj::arrayPtr(reinterpret_cast<const capnp::word*>(from.unread().data()), size / 8));
+      auto answer = reader.getRoot<capnp::rpc::Message>().getReturn();
+      connection.service = answer.getResults().getCapTable()[0].getSenderHosted();
+      from.take(size);
+      opened = true;
+    });
+  }
+  links_.send(link, finish_message(0, false));
+  for (std::uint32_t id = 0; id < shape_.in_flight; ++id) {
+    Message call{call_message(id, connection.service, shape_.batch)};
+    for (std::size_t at = 0; (at = call.bytes.find(kKeyPlace, at)) != std::string::npos; ++at) {
+      call.keys_at.push_back(at);
+    }
+    connection.calls.push_back(std::move(call));
+    connection.finishes.push_back({finish_message(id, true)});
+  }
+  connection.since.resize(shape_.in_flight);
+}
+
+void RpcLoad::append_call(Connection& connection, std::uint32_t id, std::uint64_t now) {
+  Message& call = connection.calls[id];
+  for (std::size_t at : call.keys_at) {
+    Key16 key = key_of(next_random(random_) % target_.keys);
+    std::memcpy(call.bytes.data() + at, key.text.data(), key.text.size());
+  }
+  output_ += call.bytes;
+  connection.since[id] = now;
+}
+
+std::uint32_t RpcLoad::read_answer(std::string_view frame) {
+  capnp::FlatArrayMessageReader reader(kj::arrayPtr(
+      reinterpret_cast<const capnp::word*>(frame.data()), frame.size() / sizeof(capnp::word)));
+  auto message = reader.getRoot<capnp::rpc::Message>();
+  if (!message.isReturn() || !message.getReturn().isResults()) {
+    throw std::runtime_error("no results: " + std::string(kj::str(message).cStr()));
+  }
+  auto answer = message.getReturn();
+  auto results = answer.getResults().getContent().getAs<Service::CheckResults>().getResults();
+  for (auto result : results) {
+    if (!result.getAllowed()) {
+      throw std::runtime_error(std::string("a check was not allowed: ") + kj::str(result).cStr());
+    }
+  }
+  load_.requests += results.size();
+  return answer.getAnswerId();
+}
+
+unsigned RpcLoad::take_answers(Link& link, std::uint64_t now, bool over) {
+  Connection& connection = connections_[link.index];
+  unsigned taken = 0;
+  output_.clear();
+  for (;;) {
+    std::size_t size = frame_size(link.unread());
+    if (size == 0 || link.unread().size() < size) break;
+    std::uint32_t id = read_answer(link.unread().substr(0, size));
+    link.take(size);
+    load_.latency.record(now - connection.since.at(id));
+    output_ += connection.finishes[id].bytes;
+    ++taken;
+    if (!over) append_call(connection, id, now);
+  }
+  links_.send(link, output_);
+  return taken;
+}
+
+Load RpcLoad::closed(double seconds) {
+  load_ = {};
+  std::uint64_t cpu = thread_cpu_ns();
+  std::uint64_t start = steady_ns();
+  std::uint64_t end = start + static_cast<std::uint64_t>(seconds * 1e9);
+  std::uint64_t now = start;
+  for (Link& link : links_.all()) {
+    output_.clear();
+    for (std::uint32_t id = 0; id < shape_.in_flight; ++id) {
+      append_call(connections_[link.index], id, steady_ns());
+    }
+    links_.send(link, output_);
+  }
+  unsigned open = shape_.connections * shape_.in_flight;
+  while (open > 0) {
+    links_.wait(100, [&](Link& link) {
+      now = steady_ns();
+      unsigned taken = take_answers(link, now, now >= end);
+      if (now >= end) open -= taken;
+    });
+  }
+  load_.ns = now - start;
+  load_.load_cpu_ns = thread_cpu_ns() - cpu;
+  return load_;
+}
+
+Load kj_load(const RpcTarget& target, const RpcShape& shape, double seconds) {
   auto io = kj::setupAsyncIo();
   auto address =
       io.provider->getNetwork().parseAddress("127.0.0.1", target.port).wait(io.waitScope);
   Turn turn{target, shape.batch, 0, steady_ns()};
-  std::vector<std::unique_ptr<Connection>> connections;
+  std::vector<std::unique_ptr<KjConnection>> connections;
   for (unsigned i = 0; i < shape.connections; ++i) {
-    connections.push_back(std::make_unique<Connection>(address->connect().wait(io.waitScope)));
+    connections.push_back(std::make_unique<KjConnection>(address->connect().wait(io.waitScope)));
     connections.back()->service.whenResolved().wait(io.waitScope);
   }
   std::uint64_t span = static_cast<std::uint64_t>(seconds * 1e9);

@@ -1,7 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
+#include <weir/bench/wire/links.h>
 #include <weir/bench/wire/load.h>
 
 namespace weir::bench {
@@ -17,11 +20,47 @@ struct RpcShape {
   unsigned batch = 1;      ///< checks in a call
 };
 
-/// Asks with stock Cap'n Proto on KJ's own event loop: `in_flight` calls on each of so many
-/// connections, each with `batch` checks, made anew as soon as it is answered. A latency is that of
-/// a call; requests are counted in checks. Throws std::runtime_error, or kj::Exception, if a check
-/// fails or is denied.
-Load rpc_load(const RpcTarget& target, const RpcShape& shape, double seconds);
+/// Asks over Cap'n Proto RPC, in one thread, as cheaply as it can: the messages are those of a
+/// standard client (a call, and its finish once it is answered), each a copy of one with another
+/// key in it. Each call is made anew once it is answered; those that one read has answered go out
+/// together. A latency is that of a call; requests are counted in checks. Every call throws
+/// std::runtime_error, or kj::Exception, if a check fails or is denied.
+class RpcLoad {
+ public:
+  /// Connects, and asks for the service.
+  RpcLoad(const RpcTarget& target, const RpcShape& shape);
+  Load closed(double seconds);
+
+ private:
+  struct Message {
+    std::string bytes;
+    std::vector<std::size_t> keys_at{};
+  };
+  struct Connection {
+    std::uint32_t service = 0;     // its number
+    std::vector<Message> calls{};  // by id
+    std::vector<Message> finishes{};
+    std::vector<std::uint64_t> since{};
+  };
+
+  void open(Link& link);
+  void append_call(Connection& connection, std::uint32_t id, std::uint64_t now);
+  /// Takes what has been answered; returns how many calls, and appends the next ones to the output
+  /// unless the turn is over.
+  unsigned take_answers(Link& link, std::uint64_t now, bool over);
+  std::uint32_t read_answer(std::string_view frame);
+
+  RpcTarget target_;
+  RpcShape shape_;
+  std::uint64_t random_;
+  Links links_;
+  std::vector<Connection> connections_;  // by link
+  std::string output_;
+  Load load_;
+};
+
+/// The same with a stock client: KJ's RPC system on KJ's own event loop.
+Load kj_load(const RpcTarget& target, const RpcShape& shape, double seconds);
 
 /// Asks through the client library's connection to a node, which puts the checks of concurrent
 /// callers into one call: `in_flight` callers with one check each. Throws std::runtime_error if a

@@ -14,6 +14,8 @@
 #include <weir/bench/wire/http_load.h>
 #include <weir/bench/wire/http_response.h>
 #include <weir/bench/wire/process.h>
+#include <weir/bench/wire/rpc_load.h>
+#include <weir/bench/wire/servers.h>
 
 namespace weir::bench {
 namespace {
@@ -182,6 +184,21 @@ TEST(HttpLoad, CountsWhatWasAnswered) {
       EXPECT_NEAR(static_cast<double>(asked), 400, 100);
     }
   }
+}
+
+TEST(RpcLoad, CountsChecksAndCalls) {
+  EchoServer echo(WEIR_ECHO_PROGRAM, {scratch(), std::nullopt});
+  for (RpcShape shape : {RpcShape{1, 1, 1}, RpcShape{2, 8, 1}, RpcShape{1, 4, 64}}) {
+    RpcLoad load(echo.rpc(), shape);
+    for (int turn = 0; turn < 2; ++turn) {
+      Load done = load.closed(0.05);
+      EXPECT_GT(done.requests, 0u);
+      EXPECT_EQ(done.requests, done.latency.count() * shape.batch);
+      EXPECT_GE(done.ns, 50'000'000u);
+    }
+    EXPECT_EQ(kj_load(echo.rpc(), shape, 0.05).requests % shape.batch, 0u);
+  }
+  std::filesystem::remove_all(scratch());
 }
 
 TEST(HttpLoad, AnotherStatusEndsIt) {

@@ -23,6 +23,7 @@ Connection::Connection(EventLoop& loop, kj::Own<UvStream> stream,
     : loop_(loop),
       opened_(loop.timer().now()),
       stream_(kj::mv(stream)),
+      most_open_(limits.framing.open_calls),
       framing_(*stream_, loop.timer(), limits.framing, std::move(budget)),
       network_(framing_, side, kReaderOptions),
       rpc_(network_, kj::mv(bootstrap)) {
@@ -39,6 +40,11 @@ Connection::Connection(EventLoop& loop, kj::Own<UvStream> stream,
 
 Connection::Connection(EventLoop& loop, kj::Own<UvStream> stream, const ConnectionLimits& limits)
     : Connection(loop, kj::mv(stream), nullptr, limits, nullptr, Side::CLIENT) {}
+
+DirectCalls& Connection::serve_directly(DirectMethod method, DirectHandler& handler) {
+  framing_.set_filter(direct_.emplace(*stream_, method, handler, most_open_));
+  return *direct_;
+}
 
 capnp::Capability::Client Connection::bootstrap() {
   capnp::word scratch[4] = {};

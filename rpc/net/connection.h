@@ -4,7 +4,9 @@
 #include <capnp/rpc-twoparty.h>
 
 #include <memory>
+#include <optional>
 
+#include <weir/rpc/net/direct_calls.h>
 #include <weir/rpc/net/framing.h>
 #include <weir/rpc/net/uv_stream.h>
 
@@ -29,6 +31,9 @@ class Connection {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
+  /// Has `handler`, which must outlive the connection, serve calls of `method` instead of the
+  /// bootstrap capability where it can. Before anything is read.
+  DirectCalls& serve_directly(DirectMethod method, DirectHandler& handler);
   /// What the other side serves. Dialling side only.
   capnp::Capability::Client bootstrap();
   /// Resolves when the connection is over, for whatever reason; never rejects. Call once.
@@ -48,7 +53,9 @@ class Connection {
   EventLoop& loop_;
   kj::TimePoint opened_;
   kj::Own<UvStream> stream_;
+  std::size_t most_open_;
   FramedStream framing_;
+  std::optional<DirectCalls> direct_;
   capnp::TwoPartyVatNetwork network_;
   capnp::RpcSystem<capnp::rpc::twoparty::VatId> rpc_;
 };

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <capnp/rpc.capnp.h>
 #include <capnp/serialize-async.h>
 #include <kj/async-io.h>
 #include <kj/function.h>
@@ -8,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+
+#include <weir/rpc/net/uv_stream.h>
 
 namespace weir::rpc {
 
@@ -31,11 +34,28 @@ class ReadBudget {
 struct FramingLimits {
   /// Words (8 bytes) in one message, all segments together.
   std::size_t message_words = 1u << 20;
-  std::uint32_t segments = 64;
+  std::uint32_t segments = 64;  ///< at most 64
   /// Calls the other side may leave open (made, and not finished). KJ keeps a little for each.
   std::size_t open_calls = 4096;
   /// No further message is read while more than this many bytes of answers wait to be sent.
   std::size_t queued_bytes = 1u << 20;
+};
+
+/// Sees the messages of a connection before KJ's RPC system does, and may keep some from it. No
+/// call may destroy the stream. What it throws ends the connection.
+class MessageFilter {
+ public:
+  /// True: it is dealt with, and KJ never sees it. What the message points to stays in memory until
+  /// input_ends() returns, the reader itself does not.
+  virtual bool received(capnp::rpc::Message::Reader message) = 0;
+  /// No further message is there whole: what was received can be acted upon. Called after each
+  /// stretch of messages, also before an exception or the end.
+  virtual void input_ends() = 0;
+  /// KJ sends this one.
+  virtual void sent(capnp::rpc::Message::Reader message) = 0;
+
+ protected:
+  ~MessageFilter() = default;
 };
 
 /// Cap'n Proto messages over a byte stream, in the standard framing, from a peer that is not
@@ -45,7 +65,7 @@ struct FramingLimits {
 class FramedStream final : public capnp::MessageStream {
  public:
   /// `stream` and `timer` outlive this. `budget` may be null.
-  FramedStream(kj::AsyncIoStream& stream, kj::Timer& timer, FramingLimits limits,
+  FramedStream(UvStream& stream, kj::Timer& timer, FramingLimits limits,
                std::shared_ptr<ReadBudget> budget);
 
   kj::Promise<kj::Maybe<capnp::MessageReaderAndFds>> tryReadMessage(
@@ -61,6 +81,9 @@ class FramedStream final : public capnp::MessageStream {
 
   /// How many bytes of output wait in front of this stream; without it reading is never held back.
   void set_queue_size(kj::Function<std::size_t()> size) { queue_size_ = kj::mv(size); }
+  /// From the next message on; `filter` outlives this. Output that it sends itself holds reading
+  /// back too.
+  void set_filter(MessageFilter& filter) { filter_ = &filter; }
   /// From the next message on.
   void set_message_words(std::size_t words) { limits_.message_words = words; }
 
@@ -73,14 +96,24 @@ class FramedStream final : public capnp::MessageStream {
 
  private:
   class Message;
+  struct Frame;
+  using Incoming = kj::Maybe<capnp::MessageReaderAndFds>;
 
-  kj::Promise<kj::Maybe<kj::Own<Message>>> read_header();
-  kj::Promise<kj::Maybe<kj::Own<Message>>> read_sizes(std::uint32_t segments, std::uint32_t first);
+  kj::Promise<Incoming> read_on();
+  kj::Promise<Incoming> next();
+  kj::Promise<Incoming> wait_for_more();
+  kj::Promise<Incoming> hold_back();
+  kj::Promise<Incoming> read_large(const Frame& frame);
   kj::Promise<kj::Own<Message>> read_body(kj::Own<Message> message);
-  void inspect(capnp::MessageReader& message);
+  kj::Promise<Incoming> failed(kj::Exception&& e);
+  bool queue_full();
+  void count(capnp::rpc::Message::Reader message);
+  bool filtered(capnp::rpc::Message::Reader message);
+  void end_filtering();
+  void show_sent(kj::ArrayPtr<const kj::ArrayPtr<const capnp::word>> segments);
   void note_written(std::size_t bytes);
 
-  kj::AsyncIoStream& stream_;
+  UvStream& stream_;
   kj::Timer& timer_;
   FramingLimits limits_;
   std::shared_ptr<ReadBudget> budget_;
@@ -88,7 +121,8 @@ class FramedStream final : public capnp::MessageStream {
   kj::Maybe<kj::Own<kj::PromiseFulfiller<void>>> gate_;
   kj::Maybe<kj::TimePoint> stalled_;
   kj::PromiseFulfillerPair<void> read_end_;
-  kj::byte header_[8] = {};
+  MessageFilter* filter_ = nullptr;
+  bool filtering_ = false;  // the filter has received what no input_ends() followed yet
   std::uint64_t messages_read_ = 0;
   std::size_t open_calls_ = 0;
 };

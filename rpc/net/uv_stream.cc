@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace weir::rpc {
 namespace {
@@ -69,6 +70,24 @@ kj::Promise<size_t> UvStream::tryRead(void* buffer, size_t min, size_t max) {
   return read_more(static_cast<kj::byte*>(buffer), min, max, 0);
 }
 
+/// One recv(2): how much came (0: the end), or a negative errno; -EAGAIN if the socket has to be
+/// waited for.
+ssize_t UvStream::receive(kj::byte* to, size_t size) {
+  if (std::exchange(emptied_, false) && !failed_) return -EAGAIN;
+  ssize_t n = 0;
+  do {
+    n = ::recv(fd_.get(), to, size, 0);
+  } while (n < 0 && errno == EINTR);
+  if (n < 0) {
+    if (errno != EAGAIN && errno != EWOULDBLOCK) return -errno;
+    return failed_ ? -ECONNRESET : -EAGAIN;
+  }
+  if (n > 0) last_received_ = loop_.timer().now();
+  // Polling tells when there is more, or the end, without a call that finds nothing.
+  emptied_ = n > 0 && static_cast<size_t>(n) < size;
+  return n;
+}
+
 kj::Promise<size_t> UvStream::read_more(kj::byte* to, size_t min, size_t max, size_t done) {
   for (;;) {
     if (size_t have = in_end_ - in_begin_; have > 0) {
@@ -83,62 +102,85 @@ kj::Promise<size_t> UvStream::read_more(kj::byte* to, size_t min, size_t max, si
     if (min == 0) return done;
 
     bool direct = min >= kReadBuffer;
-    if (!direct && in_ == nullptr) in_ = kj::heapArray<kj::byte>(kReadBuffer);
-    ssize_t n = ::recv(fd_.get(), direct ? to : in_.begin(), direct ? max : kReadBuffer, 0);
+    if (!direct) make_room();
+    ssize_t n = direct ? receive(to, max) : receive(in_.begin(), kReadBuffer);
     if (n == 0) return done;  // the end
-    if (n < 0) {
-      if (errno == EINTR) continue;
-      if (errno != EAGAIN && errno != EWOULDBLOCK) return system_error("recv", errno);
-      if (failed_) return system_error("recv", ECONNRESET);
+    if (n == -EAGAIN) {
       return when_readable().then(
           [this, to, min, max, done] { return read_more(to, min, max, done); });
     }
-    last_received_ = loop_.timer().now();
+    if (n < 0) return system_error("recv", static_cast<int>(-n));
+    auto got = static_cast<size_t>(n);
     if (direct) {
-      auto got = static_cast<size_t>(n);
       to += got;
       max -= got;
       done += got;
       min -= std::min(got, min);
     } else {
-      in_begin_ = 0;
-      in_end_ = static_cast<size_t>(n);
+      in_end_ = got;
     }
   }
 }
 
+kj::ArrayPtr<const kj::byte> UvStream::input() {
+  if (in_begin_ % 8 != 0) make_room();
+  return kj::arrayPtr(in_.begin() + in_begin_, in_end_ - in_begin_);
+}
+
+/// What is left of the input moves to the buffer's front. False if it fills the buffer.
+bool UvStream::make_room() {
+  if (in_ == nullptr) in_ = kj::heapArray<kj::byte>(kReadBuffer);
+  if (in_begin_ > 0) std::memmove(in_.begin(), in_.begin() + in_begin_, in_end_ - in_begin_);
+  in_end_ -= in_begin_;
+  in_begin_ = 0;
+  return in_end_ < kReadBuffer;
+}
+
+kj::Promise<bool> UvStream::more_input() {
+  KJ_REQUIRE(make_room(), "the input buffer is full");
+  ssize_t n = receive(in_.begin() + in_end_, kReadBuffer - in_end_);
+  if (n == -EAGAIN) return when_readable().then([this] { return more_input(); });
+  if (n < 0) return system_error("recv", static_cast<int>(-n));
+  in_end_ += static_cast<size_t>(n);
+  return n > 0;
+}
+
 kj::Promise<void> UvStream::write(const void* buffer, size_t size) {
-  if (write_error_ != 0) return system_error("send", write_error_);
-  append(kj::arrayPtr(static_cast<const kj::byte*>(buffer), size));
-  return after_append();
+  auto piece = kj::arrayPtr(static_cast<const kj::byte*>(buffer), size);
+  return write(kj::arrayPtr(&piece, 1));
 }
 
 kj::Promise<void> UvStream::write(kj::ArrayPtr<const kj::ArrayPtr<const kj::byte>> pieces) {
-  if (write_error_ != 0) return system_error("send", write_error_);
+  send(pieces);
+  return when_drained();
+}
+
+void UvStream::send(kj::ArrayPtr<const kj::ArrayPtr<const kj::byte>> pieces) {
+  if (write_error_ != 0) return;
   for (auto piece : pieces) append(piece);
-  return after_append();
+  after_append();
+}
+
+kj::Promise<void> UvStream::when_drained() {
+  if (write_error_ != 0) return system_error("send", write_error_);
+  if (buffered() < kWriteHigh) return kj::READY_NOW;
+  auto paf = kj::newPromiseAndFulfiller<void>();
+  drained_.push_back(kj::mv(paf.fulfiller));
+  return kj::mv(paf.promise);
 }
 
 void UvStream::append(kj::ArrayPtr<const kj::byte> bytes) {
   out_.insert(out_.end(), bytes.begin(), bytes.end());
 }
 
-kj::Promise<void> UvStream::after_append() {
-  if (buffered() == 0) return kj::READY_NOW;
+void UvStream::after_append() {
   bool waiting = (armed_ & UV_WRITABLE) != 0;
   if (buffered() >= kWriteHigh) {
     if (!waiting) send_out();
-    if (write_error_ != 0) return system_error("send", write_error_);
-    if (buffered() < kWriteHigh) return kj::READY_NOW;
-    auto paf = kj::newPromiseAndFulfiller<void>();
-    drained_ = kj::mv(paf.fulfiller);
-    return kj::mv(paf.promise);
-  }
-  if (!waiting && !dirty_) {
+  } else if (buffered() > 0 && !waiting && !dirty_) {
     dirty_ = true;
     loop_.flush_later(*this);
   }
-  return kj::READY_NOW;
 }
 
 void UvStream::flush() noexcept {
@@ -162,7 +204,7 @@ void UvStream::send_out() {
         sent_ = 0;
       }
       arm(armed_ | UV_WRITABLE);
-      if (buffered() < kWriteHigh) wake(drained_);
+      if (buffered() < kWriteHigh) wake_drained();
       return;
     }
     return fail_writes(errno);
@@ -171,18 +213,18 @@ void UvStream::send_out() {
   sent_ = 0;
   if (out_.capacity() > kKeepCapacity) out_.shrink_to_fit();
   if (shutdown_wanted_) ::shutdown(fd_.get(), SHUT_WR);
-  wake(drained_);
+  wake_drained();
+}
+
+void UvStream::wake_drained() {
+  for (auto& waiter : std::exchange(drained_, {})) waiter->fulfill();
 }
 
 void UvStream::fail_writes(int error) {
   write_error_ = error;
   out_ = {};
   sent_ = 0;
-  KJ_IF_MAYBE (waiter, drained_) {
-    auto fulfiller = kj::mv(*waiter);
-    drained_ = nullptr;
-    fulfiller->reject(system_error("send", error));
-  }
+  for (auto& waiter : std::exchange(drained_, {})) waiter->reject(system_error("send", error));
 }
 
 void UvStream::shutdownWrite() {

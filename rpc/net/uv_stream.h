@@ -4,6 +4,7 @@
 #include <kj/io.h>
 #include <uv.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -15,11 +16,13 @@ namespace weir::rpc {
 /// A connected socket as a KJ stream on an EventLoop. No buffer is ever lent to libuv or the kernel
 /// beyond a call, so any promise may be dropped at any time.
 ///
-/// Reads go through a 64 KiB buffer. Writes are gathered and sent at the end of the loop's turn;
-/// while more than kWriteHigh bytes wait, the promise of a write stays unresolved (back-pressure),
-/// so a writer that honours it buffers at most kWriteHigh and one write. Errors reject promises
-/// with kj::Exception, type DISCONNECTED if the connection is gone. One read and one write at a
-/// time.
+/// Reads go through a 64 KiB buffer: into the reader's memory, or the reader looks at what is there
+/// (input(), not mixed with tryRead() inside of a message). The socket is read once each time it
+/// has something, and not again to find it empty. Writes are gathered and sent at the end of the
+/// loop's turn; while more than kWriteHigh bytes wait, the promise of a write stays unresolved
+/// (back-pressure), so a writer that honours it buffers at most kWriteHigh and one write. Errors
+/// reject promises with kj::Exception, type DISCONNECTED if the connection is gone. One read and
+/// one write at a time; send() may come between.
 class UvStream final : public kj::AsyncIoStream, private Flushable {
  public:
   static constexpr std::size_t kReadBuffer = 64u << 10;
@@ -40,6 +43,20 @@ class UvStream final : public kj::AsyncIoStream, private Flushable {
   void setsockopt(int level, int option, const void* value, kj::uint length) override;
   kj::Maybe<int> getFd() const override { return fd_.get(); }
 
+  /// What has arrived and is not taken yet, from a multiple of 8 bytes in memory on. While it is
+  /// taken in multiples of 8 bytes, all of it stays where it is until the next read.
+  kj::ArrayPtr<const kj::byte> input();
+  /// Takes the first `bytes` of input(), or all of it.
+  void take_input(size_t bytes) { in_begin_ += std::min(bytes, in_end_ - in_begin_); }
+  /// Resolves with true once input() is longer than now, with false if it will not be: that is the
+  /// end. input() must be shorter than kReadBuffer.
+  kj::Promise<bool> more_input();
+
+  /// Like write(), for a writer that asks before whether there is room (buffered()); an error shows
+  /// in the next read or write.
+  void send(kj::ArrayPtr<const kj::ArrayPtr<const kj::byte>> pieces);
+  /// Resolves when less than kWriteHigh bytes wait to be sent.
+  kj::Promise<void> when_drained();
   /// Resolves when the socket takes output, or has failed.
   kj::Promise<void> when_writable();
   std::size_t buffered() const { return out_.size() - sent_; }
@@ -49,12 +66,15 @@ class UvStream final : public kj::AsyncIoStream, private Flushable {
  private:
   using Fulfiller = kj::Maybe<kj::Own<kj::PromiseFulfiller<void>>>;
 
+  ssize_t receive(kj::byte* to, size_t size);
+  bool make_room();
   kj::Promise<size_t> read_more(kj::byte* to, size_t min, size_t max, size_t done);
   kj::Promise<void> when_readable();
   void append(kj::ArrayPtr<const kj::byte> bytes);
-  kj::Promise<void> after_append();
+  void after_append();
   void flush() noexcept override;
   void send_out();
+  void wake_drained();
   void fail_writes(int error);
   void arm(int events);
   void on_poll(int status, int events);
@@ -70,7 +90,8 @@ class UvStream final : public kj::AsyncIoStream, private Flushable {
   bool shutdown_wanted_ = false;
   Fulfiller readable_;
   Fulfiller writable_;
-  Fulfiller drained_;
+  std::vector<kj::Own<kj::PromiseFulfiller<void>>> drained_;
+  bool emptied_ = false;  // the last read took all that the socket had
   kj::TimePoint last_received_;
   kj::Array<kj::byte> in_;
   size_t in_begin_ = 0, in_end_ = 0;

@@ -23,6 +23,8 @@ constexpr std::size_t kMaxAnswerBytes = 6u << 20;
 /// What a request and its reply take besides text and entries.
 constexpr std::size_t kBytesPerRequest = sizeof(Request) + 2 * sizeof(Reply) + sizeof(std::size_t);
 constexpr auto kSweepInterval = 500 * kj::MILLISECONDS;
+/// The ordinal of Service.check.
+constexpr std::uint16_t kCheckMethod = 0;
 
 std::string problem_of(capnp::List<schema::Entry>::Reader entries) {
   if (entries.size() > rpc::kMaxEntries) {
@@ -59,78 +61,102 @@ std::string_view view(capnp::Text::Reader text) {
   return {text.begin(), text.size()};
 }
 
-/// A call's requests as views into its message. What is malformed is left out, and has its answer
-/// already. Used again for the next call.
-struct Batch {
+/// Requests of one call, or of several that came together, as views into their messages. What is
+/// malformed is left out, and has its answer already. Used again for the next ones.
+class Batch {
+ public:
   struct Malformed {
-    std::size_t index = 0;
+    std::size_t index = 0;  // in the call
     std::string why;
   };
+  /// Of one call: `size` requests, of which those that are well-formed begin at `first`.
+  struct Call {
+    std::size_t first = 0;
+    std::size_t size = 0;
+    std::vector<Malformed> malformed;
+    std::size_t good() const { return size - malformed.size(); }
+  };
 
-  template <typename Requests>
-  void load(Requests in) {
-    entries.clear();
-    descriptors.clear();
-    requests.clear();
-    malformed.clear();
-    bytes = 0;
-    // Two passes over a bounded list: the first sizes the memory that the second's spans point
-    // into.
-    std::size_t most_entries = 0;
-    std::size_t most_descriptors = 0;
-    for (capnp::uint i = 0; i < in.size(); ++i) {
-      std::string why = problem_of(in[i]);
-      if (!why.empty()) {
-        malformed.push_back({i, std::move(why)});
-        continue;
-      }
-      most_entries += in[i].getEntries().size();
-      most_descriptors += in[i].getMore().size();
-      for (auto descriptor : in[i].getMore()) most_entries += descriptor.getEntries().size();
-    }
-    entries.reserve(most_entries);
-    descriptors.reserve(most_descriptors);
-    std::size_t bad = 0;
-    for (capnp::uint i = 0; i < in.size(); ++i) {
-      if (bad < malformed.size() && malformed[bad].index == i) {
-        ++bad;
-        continue;
-      }
-      add(in[i]);
-    }
-    bytes += entries.size() * sizeof(Entry) + in.size() * kBytesPerRequest;
+  void clear() {
+    entries_.clear();
+    descriptors_.clear();
+    shapes_.clear();
+    requests_.clear();
+    bytes_ = 0;
   }
 
-  void add(schema::CheckRequest::Reader in) {
+  template <typename Requests>
+  Call add(Requests in) {
+    Call call{requests_.size(), in.size(), {}};
+    for (capnp::uint i = 0; i < in.size(); ++i) {
+      std::string why = problem_of(in[i]);
+      if (why.empty()) {
+        add_one(in[i]);
+      } else {
+        call.malformed.push_back({i, std::move(why)});
+      }
+    }
+    bytes_ += in.size() * kBytesPerRequest;
+    return call;
+  }
+
+  /// All of them. Valid until the next change.
+  std::span<const Request> requests() {
+    // What spans point to may have moved while the lists grew.
+    const Entry* entry = entries_.data();
+    Descriptor* descriptor = descriptors_.data();
+    for (std::size_t i = 0; i < requests_.size(); ++i) {
+      requests_[i].descriptor = {entry, shapes_[i].entries};
+      entry += shapes_[i].entries;
+      requests_[i].more = {descriptor, shapes_[i].more};
+      for (std::size_t k = 0; k < shapes_[i].more; ++k, ++descriptor) {
+        descriptor->entries = {entry, descriptor->entries.size()};
+        entry += descriptor->entries.size();
+      }
+    }
+    return requests_;
+  }
+  /// About what a copy takes.
+  std::size_t bytes() const { return bytes_ + entries_.size() * sizeof(Entry); }
+
+ private:
+  struct Shape {
+    std::size_t entries = 0;  // of the first descriptor
+    std::size_t more = 0;     // further descriptors
+  };
+
+  void add_one(schema::CheckRequest::Reader in) {
     Request request;
     request.domain = view(in.getDomain());
     request.id = view(in.getId());
     request.hits = in.getHits();
     request.wants_bound = in.getWantsBound();
-    request.descriptor = keep(in.getEntries());
-    bytes += request.domain.size() + request.id.size();
-    const std::size_t first = descriptors.size();
-    for (auto descriptor : in.getMore()) {
-      descriptors.push_back({keep(descriptor.getEntries()), descriptor.getHits()});
+    bytes_ += request.domain.size() + request.id.size();
+    requests_.push_back(request);
+    keep(in.getEntries());
+    auto more = in.getMore();
+    shapes_.push_back({in.getEntries().size(), more.size()});
+    for (auto descriptor : more) {
+      auto list = descriptor.getEntries();
+      keep(list);
+      // How many they are; where they are is set once all are there.
+      descriptors_.push_back({{static_cast<const Entry*>(nullptr), list.size()},
+                              descriptor.getHits()});
     }
-    request.more = std::span(descriptors.data() + first, descriptors.size() - first);
-    requests.push_back(request);
   }
 
-  std::span<const Entry> keep(capnp::List<schema::Entry>::Reader in) {
-    const std::size_t first = entries.size();
+  void keep(capnp::List<schema::Entry>::Reader in) {
     for (auto entry : in) {
-      entries.push_back({view(entry.getKey()), view(entry.getValue())});
-      bytes += entries.back().key.size() + entries.back().value.size();
+      entries_.push_back({view(entry.getKey()), view(entry.getValue())});
+      bytes_ += entries_.back().key.size() + entries_.back().value.size();
     }
-    return {entries.data() + first, entries.size() - first};
   }
 
-  std::vector<Entry> entries;
-  std::vector<Descriptor> descriptors;
-  std::vector<Request> requests;
-  std::vector<Malformed> malformed;
-  std::size_t bytes = 0;  // about what a copy takes
+  std::vector<Entry> entries_;
+  std::vector<Descriptor> descriptors_;
+  std::vector<Shape> shapes_;
+  std::vector<Request> requests_;
+  std::size_t bytes_ = 0;
 };
 
 /// A list of one.
@@ -155,9 +181,30 @@ Reply invalid(const std::string& why) {
   return reply;
 }
 
+/// The results of a call of check: `replies` of its well-formed requests, errors for the others.
+void write_results(const Batch::Call& call, std::span<const Reply> replies,
+                   schema::Service::CheckResults::Builder out) {
+  if (answer_bytes(replies) > kMaxAnswerBytes) {
+    kj::throwFatalException(
+        KJ_EXCEPTION(FAILED, "the answer is too large: send fewer requests in a call"));
+  }
+  auto results = out.initResults(static_cast<capnp::uint>(call.size));
+  std::size_t bad = 0;
+  for (std::size_t i = 0; i < call.size; ++i) {
+    auto to = results[static_cast<capnp::uint>(i)];
+    if (bad < call.malformed.size() && call.malformed[bad].index == i) {
+      rpc::encode(invalid(call.malformed[bad++].why), to);
+    } else {
+      rpc::encode(replies[i - bad], to);
+    }
+  }
+}
+
 }  // namespace
 
 struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
+  class Checks;
+
   /// One client's connection. Its capability, and calls in flight, hold references.
   struct Client : kj::Refcounted {
     explicit Client(Impl& s) : front(&s) {}
@@ -165,6 +212,7 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
     kj::Own<rpc::Connection> connection;
     std::string address;
     std::size_t in_flight = 0;
+    kj::Maybe<kj::Own<Checks>> checks;
   };
 
   /// What outlives the front while calls unwind.
@@ -174,17 +222,18 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
 
   /// What a call that waits takes of the bounds.
   struct Place {
-    Place(Client& c, std::size_t n)
+    Place(Client& c, std::size_t n, std::size_t how_many = 1)
         : client(kj::addRef(c)),
           all(kj::addRef(*c.front->in_flight)),
           budget(c.front->budget),
-          bytes(n) {
-      ++client->in_flight;
-      ++all->calls;
+          bytes(n),
+          calls(how_many) {
+      client->in_flight += calls;
+      all->calls += calls;
     }
     ~Place() {
-      --client->in_flight;
-      --all->calls;
+      client->in_flight -= calls;
+      all->calls -= calls;
       budget->give_back(bytes);
     }
     Place(const Place&) = delete;
@@ -193,6 +242,7 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
     kj::Own<InFlight> all;
     std::shared_ptr<rpc::ReadBudget> budget;
     std::size_t bytes;
+    std::size_t calls;
   };
 
   class ServiceImpl final : public schema::Service::Server {
@@ -212,6 +262,31 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
     kj::Promise<void> answer(std::size_t bytes, Start start, Write write);
     Caller caller() const { return {client_->address}; }
     kj::Own<Client> client_;
+  };
+
+  /// Checks of one client, which KJ's RPC system need not see: those that one read brought are
+  /// decided as one batch, and answered by one write.
+  class Checks final : public rpc::DirectHandler {
+   public:
+    explicit Checks(Client& client) : client_(client) {}
+    void serve(rpc::Connection& connection) {
+      calls_ = &connection.serve_directly(
+          rpc::DirectMethod::of<schema::Service>(kCheckMethod), *this);
+    }
+    void call(std::uint32_t id, capnp::AnyPointer::Reader parameters) override;
+    void calls_end() override;
+
+   private:
+    struct Call {
+      std::uint32_t id = 0;
+      Batch::Call requests;
+    };
+    void answer(const Call& call, std::span<const Reply> replies);
+
+    Client& client_;
+    rpc::DirectCalls* calls_ = nullptr;
+    Batch batch_;
+    std::vector<Call> pending_;
   };
 
   Impl(rpc::EventLoop& l, Service& s, CapnpLimits x)
@@ -299,52 +374,40 @@ kj::Promise<void> CapnpFront::Impl::ServiceImpl::check(CheckContext context) {
     return KJ_EXCEPTION(FAILED, "more than 1024 requests in a call");
   }
   Batch& batch = front.batch;
-  batch.load(requests);
-  front.counters.malformed += batch.malformed.size();
-  auto write = [context, malformed = std::move(batch.malformed)](std::span<Reply> replies) mutable {
-    if (answer_bytes(replies) > kMaxAnswerBytes) {
-      kj::throwFatalException(
-          KJ_EXCEPTION(FAILED, "the answer is too large: send fewer requests in a call"));
-    }
-    const std::size_t all = replies.size() + malformed.size();
-    auto results = context.getResults().initResults(static_cast<capnp::uint>(all));
-    std::size_t bad = 0;
-    for (std::size_t i = 0; i < all; ++i) {
-      auto to = results[static_cast<capnp::uint>(i)];
-      if (bad < malformed.size() && malformed[bad].index == i) {
-        rpc::encode(invalid(malformed[bad++].why), to);
-      } else {
-        rpc::encode(replies[i - bad], to);
-      }
-    }
-  };
+  batch.clear();
+  Batch::Call call = batch.add(requests);
+  front.counters.malformed += call.malformed.size();
   return answer(
-      batch.bytes,
-      [&](auto done) { front.service.check(batch.requests, caller(), std::move(done)); },
-      std::move(write));
+      batch.bytes(),
+      [&](auto done) { front.service.check(batch.requests(), caller(), std::move(done)); },
+      [context, call = std::move(call)](std::span<Reply> replies) mutable {
+        write_results(call, replies, context.getResults());
+      });
 }
 
 kj::Promise<void> CapnpFront::Impl::ServiceImpl::reserve(ReserveContext context) {
   Impl& front = expect_room(1);
   const Nanos timeout = context.getParams().getTimeoutNs();
   Batch& batch = front.batch;
-  batch.load(Single{context.getParams().getRequest()});
+  batch.clear();
+  const Batch::Call call = batch.add(Single{context.getParams().getRequest()});
+  const std::span<const Request> requests = batch.requests();
   auto write = [context](ReserveReply& reply) mutable {
     rpc::encode(reply.decision, context.getResults().initResult());
     context.getResults().setTicket(kj::StringPtr(reply.ticket.c_str(), reply.ticket.size()));
   };
   ReserveReply refused;
-  if (!batch.malformed.empty()) {
-    refused.decision = invalid(batch.malformed[0].why);
+  if (!call.malformed.empty()) {
+    refused.decision = invalid(call.malformed[0].why);
   } else if (timeout < 0 || timeout > Limiter::kMaxHold) {
     refused.decision = invalid("timeout is not within 0 and a day");
-  } else if (!batch.requests[0].more.empty()) {
+  } else if (!requests[0].more.empty()) {
     refused.decision = invalid("a reservation takes one descriptor");
   } else {
     return answer(
-        batch.bytes,
+        batch.bytes(),
         [&](auto done) {
-          front.service.reserve(batch.requests[0], timeout, caller(), std::move(done));
+          front.service.reserve(requests[0], timeout, caller(), std::move(done));
         },
         write);
   }
@@ -389,7 +452,9 @@ kj::Promise<void> CapnpFront::Impl::ServiceImpl::lease(LeaseContext context) {
   terms.most = context.getParams().getMost();
   terms.term = context.getParams().getTermNs();
   Batch& batch = front.batch;
-  batch.load(Single{context.getParams().getRequest()});
+  batch.clear();
+  const Batch::Call call = batch.add(Single{context.getParams().getRequest()});
+  const std::span<const Request> requests = batch.requests();
   auto write = [context](LeaseReply& reply) mutable {
     auto results = context.getResults();
     rpc::encode(reply.decision, results.initResult());
@@ -397,16 +462,16 @@ kj::Promise<void> CapnpFront::Impl::ServiceImpl::lease(LeaseContext context) {
     results.setHits(reply.hits);
     results.setTermNs(reply.term);
   };
-  if (!batch.malformed.empty()) {
+  if (!call.malformed.empty()) {
     ++front.counters.malformed;
     LeaseReply refused;
-    refused.decision = invalid(batch.malformed[0].why);
+    refused.decision = invalid(call.malformed[0].why);
     write(refused);
     return kj::READY_NOW;
   }
   return answer(
-      batch.bytes,
-      [&](auto done) { front.service.lease(batch.requests[0], terms, caller(), std::move(done)); },
+      batch.bytes(),
+      [&](auto done) { front.service.lease(requests[0], terms, caller(), std::move(done)); },
       write);
 }
 
@@ -459,6 +524,75 @@ CapnpFront::Impl& CapnpFront::Impl::ServiceImpl::expect_room(std::size_t request
   return *front;
 }
 
+void CapnpFront::Impl::Checks::call(std::uint32_t id, capnp::AnyPointer::Reader parameters) {
+  Impl& front = *client_.front;
+  auto requests = parameters.getAs<schema::Service::CheckParams>().getRequests();
+  ++front.counters.calls;
+  front.counters.requests += requests.size();
+  if (requests.size() > rpc::kMaxRequestsPerCall) {
+    ++front.counters.malformed;
+    return calls_->fail(id, KJ_EXCEPTION(FAILED, "more than 1024 requests in a call"));
+  }
+  // Of this read's calls nobody knows yet whether they will wait.
+  if (client_.in_flight >= front.limits.calls_per_connection ||
+      front.in_flight->calls >= front.limits.calls) {
+    ++front.counters.shed;
+    return calls_->fail(id, KJ_EXCEPTION(OVERLOADED, "too many calls in flight"));
+  }
+  pending_.push_back({id, batch_.add(requests)});
+  front.counters.malformed += pending_.back().requests.malformed.size();
+}
+
+/// Decides what `call` gathered. Where something waits, all of these calls do, and take their
+/// places among those that are bounded.
+void CapnpFront::Impl::Checks::calls_end() {
+  if (pending_.empty()) return;
+  Impl& front = *client_.front;
+  const std::size_t bytes = batch_.bytes();
+  std::vector<Call> calls = std::exchange(pending_, {});
+  if (!front.budget->take(bytes)) {
+    front.counters.shed += calls.size();
+    for (const Call& call : calls) {
+      calls_->fail(call.id, KJ_EXCEPTION(OVERLOADED, "too much is being served at once"));
+    }
+    batch_.clear();
+    return;
+  }
+  struct State {
+    std::vector<Call> calls;
+    bool told = false;
+    kj::Maybe<kj::Own<Place>> place;  // once they wait
+  };
+  auto state = std::make_shared<State>();
+  state->calls = std::move(calls);
+  auto place = kj::heap<Place>(client_, bytes, state->calls.size());
+  front.service.check(batch_.requests(), {client_.address},
+                      [this, state](std::span<Reply> replies) {
+                        state->told = true;
+                        KJ_IF_MAYBE (waited, state->place) {
+                          // Its client may have gone; with it went what `this` is part of.
+                          if ((*waited)->client->front == nullptr) return;
+                        }
+                        for (const Call& call : state->calls) {
+                          answer(call, replies.subspan(call.requests.first, call.requests.good()));
+                        }
+                        state->place = nullptr;
+                      });
+  if (!state->told) state->place = kj::mv(place);
+  batch_.clear();
+}
+
+void CapnpFront::Impl::Checks::answer(const Call& call, std::span<const Reply> replies) {
+  KJ_IF_MAYBE (failure, kj::runCatchingExceptions([&] {
+    calls_->answer<schema::Service::CheckResults>(
+        call.id, [&](schema::Service::CheckResults::Builder out) {
+          write_results(call.requests, replies, out);
+        });
+  })) {
+    calls_->fail(call.id, *failure);
+  }
+}
+
 void CapnpFront::Impl::accept(kj::Own<rpc::UvStream> stream, const rpc::Address& from) {
   rpc::ConnectionLimits framing;
   framing.framing.message_words = limits.message_bytes / sizeof(capnp::word);
@@ -466,6 +600,8 @@ void CapnpFront::Impl::accept(kj::Own<rpc::UvStream> stream, const rpc::Address&
   client->address = rpc::host_of(from);
   client->connection = kj::heap<rpc::Connection>(
       loop, kj::mv(stream), kj::heap<ServiceImpl>(kj::addRef(*client)), framing, budget);
+  client->checks = kj::heap<Checks>(*client);
+  KJ_ASSERT_NONNULL(client->checks)->serve(*client->connection);
   tasks.add(client->connection->closed().then([this, c = kj::addRef(*client)]() mutable {
     if (c->front != nullptr) forget(*c);
   }));
