@@ -2,6 +2,7 @@
 
 #include <absl/functional/any_invocable.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -24,20 +25,25 @@ struct Caller {
 /// said here once.
 ///
 /// A worker has a Service of its own. All calls come on that worker's loop, and every `done` is
-/// called there exactly once: before the call returns where nothing waits, which is nearly always,
-/// or in a later turn of the loop. Views in a request need to live during the call only. A reply is
-/// the callee's to move from; the span's memory is used again once `done` returns. `done` must not
-/// call the Service. If the node stops first, `done` is destroyed uncalled.
+/// called there exactly once (check(): once a part): before the call returns where nothing waits,
+/// which is nearly always, or in a later turn of the loop. Views in a request need to live during
+/// the call only. A reply is the callee's to move from; the span's memory is used again once `done`
+/// returns. `done` must not call the Service. If the node stops first, `done` is destroyed
+/// uncalled.
 class Service {
  public:
-  using CheckDone = absl::AnyInvocable<void(std::span<Reply>)>;
+  /// Told of each part of a call, by its place.
+  using CheckDone = absl::AnyInvocable<void(std::size_t part, std::span<Reply>)>;
   template <typename Answer>
   using Done = absl::AnyInvocable<void(Answer&)>;
 
   virtual ~Service() = default;
-  /// Decides requests, each on its own, and tells all at once, in order. Several that came together
-  /// should be one call: their memory is fetched ahead.
-  virtual void check(std::span<const Request> requests, const Caller& caller, CheckDone done) = 0;
+  /// Decides requests, each on its own. Several that came together should be one call: their memory
+  /// is fetched ahead. `parts` says how many of them belong together, and adds up to all: a part is
+  /// told once all of its replies are known, in order, and waits for no other part. `done` is
+  /// called once for each part; `parts` need to live during the call only.
+  virtual void check(std::span<const Request> requests, std::span<const std::size_t> parts,
+                     const Caller& caller, CheckDone done) = 0;
   /// `timeout` from 0 to Limiter::kMaxHold.
   virtual void reserve(const Request& request, Nanos timeout, const Caller& caller,
                        Done<ReserveReply> done) = 0;

@@ -80,34 +80,72 @@ const RuleSet* WorkerService::rules_of(const Decision& decision) {
   return rules_.get();
 }
 
-void WorkerService::check(std::span<const Request> requests, const Caller&, CheckDone done) {
+/// Walks through requests in order, and knows to which part each belongs.
+class WorkerService::Walk {
+ public:
+  explicit Walk(std::span<const std::size_t> parts) : parts_(parts) {}
+  /// Of the request at `index`, which is not before the one asked for last.
+  Place at(std::size_t index) {
+    while (index - begin_ >= parts_[part_]) begin_ += parts_[part_++];
+    return {part_, index - begin_};
+  }
+
+ private:
+  std::span<const std::size_t> parts_;
+  std::size_t part_ = 0;
+  std::size_t begin_ = 0;
+};
+
+void WorkerService::check(std::span<const Request> requests, std::span<const std::size_t> parts,
+                          const Caller&, CheckDone done) {
   const Nanos wall = wall_();
   replies_.resize(requests.size());
-  WaitingPtr waiting;
-  const std::span<const Request> here = sort_out(requests, wall, waiting);
+  parts_ = parts.size();
+  const std::span<const Request> here = sort_out(requests, parts, wall);
   if (decisions_.size() < here.size()) decisions_.resize(here.size());
   engine_.check(here, wall, std::span(decisions_.data(), here.size()));
   const bool all = here.size() == requests.size();
+  Walk walk(parts);
   for (std::size_t k = 0; k < here.size(); ++k) {
-    finish(here[k], decisions_[k], all ? k : where_[k], wall, waiting);
+    const std::size_t index = all ? k : where_[k];
+    finish(here[k], decisions_[k], replies_[index], walk.at(index), wall);
   }
-  if (!waiting) [[likely]] {
-    done(replies_);
-  } else {
-    waiting->replies = std::exchange(replies_, {});
-    waiting->done = std::move(done);
-  }
+  tell_parts(parts, std::move(done));
   if (requests.size() > kKeptReplies) {
     replies_ = {};
     decisions_ = {};
   }
 }
 
+/// Tells the parts of which nothing waits; the others keep their replies so far.
+void WorkerService::tell_parts(std::span<const std::size_t> parts, CheckDone done) {
+  const bool some_wait = !waiting_.empty();
+  // Told parts may end what `done` belongs to, but not `done` while parts of it wait.
+  auto shared = some_wait ? std::make_shared<CheckDone>(std::move(done)) : nullptr;
+  std::size_t begin = 0;
+  for (std::size_t part = 0; part < parts.size(); ++part) {
+    const auto replies = std::span(replies_).subspan(begin, parts[part]);
+    begin += parts[part];
+    if (!some_wait) {
+      done(part, replies);
+    } else if (WaitingPtr& waiting = waiting_[part]) {
+      waiting->part = part;
+      waiting->done = shared;
+      waiting->replies.assign(std::make_move_iterator(replies.begin()),
+                              std::make_move_iterator(replies.end()));
+    } else {
+      (*shared)(part, replies);
+    }
+  }
+  waiting_.clear();
+}
+
 /// Which of a call's requests are decided here: nearly always all, as they are. Others are refused,
 /// or go to the main loop.
-std::span<const Request> WorkerService::sort_out(std::span<const Request> requests, Nanos wall,
-                                                 WaitingPtr& waiting) {
+std::span<const Request> WorkerService::sort_out(std::span<const Request> requests,
+                                                 std::span<const std::size_t> parts, Nanos wall) {
   bool all = true;
+  Walk walk(parts);
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const bool not_now = refused(requests[i], wall, replies_[i].error);
     const bool away = !not_now && may_be_away(requests[i]);
@@ -124,7 +162,7 @@ std::span<const Request> WorkerService::sort_out(std::span<const Request> reques
       const Error why = std::move(replies_[i].error);
       replies_[i].fail(why.kind, why.detail);
     } else {
-      coordinator_decides(requests[i], i, waiting);
+      coordinator_decides(requests[i], walk.at(i));
     }
   }
   return all ? requests : std::span<const Request>(here_);
@@ -135,17 +173,15 @@ void WorkerService::keep_here(const Request& request, std::size_t index) {
   where_.push_back(index);
 }
 
-void WorkerService::coordinator_decides(const Request& request, std::size_t index,
-                                        WaitingPtr& waiting) {
-  to_main_.send([this, item = rpc::item_of(request), done = reply_to(index, waiting)] {
+void WorkerService::coordinator_decides(const Request& request, Place place) {
+  to_main_.send([this, item = rpc::item_of(request), done = reply_to(place)] {
     coordinator_.check(item, done);
   });
 }
 
 /// What was decided here, as it is told; or who else has a say.
-void WorkerService::finish(const Request& request, const Decision& decision, std::size_t index,
-                           Nanos wall, WaitingPtr& waiting) {
-  Reply& reply = replies_[index];
+void WorkerService::finish(const Request& request, const Decision& decision, Reply& reply,
+                           Place place, Nanos wall) {
   const RuleSet* rules = rules_of(decision);
   if (rules == nullptr) [[unlikely]] {
     return reply.fail(ErrorKind::unknown, "the rules changed too often meanwhile");
@@ -154,41 +190,46 @@ void WorkerService::finish(const Request& request, const Decision& decision, std
   if (request.wants_bound) [[unlikely]]
     tell_bound(engine_, decision, wall, reply);
   if (lacks_rights(decision)) [[unlikely]] {
-    to_main_.send(
-        [this, item = rpc::item_of(request), decision, told = reply,
-         done = reply_to(index, waiting)] { coordinator_.pass_on(item, decision, told, done); });
+    to_main_.send([this, item = rpc::item_of(request), decision, told = reply,
+                   done = reply_to(place)] { coordinator_.pass_on(item, decision, told, done); });
   } else if (decision.wants_commit) {
-    if (!waiting) waiting = std::make_shared<Waiting>();
+    WaitingPtr& waiting = waiting_for(place.part);
     if (waiting->uncommitted.empty()) {
       ++waiting->open;
-      await_commit([this, call = waiting](bool durable) { committed(call, durable); });
+      await_commit([this, part = waiting](bool durable) { committed(part, durable); });
     }
     ++uncommitted_requests_;
-    waiting->uncommitted.push_back({index, open_on_failure(decision, *rules)});
+    waiting->uncommitted.push_back({place.index, open_on_failure(decision, *rules)});
   }
 }
 
-/// One reply of a call will come from the main loop: what that calls there.
-std::function<void(Reply)> WorkerService::reply_to(std::size_t index, WaitingPtr& waiting) {
-  if (!waiting) waiting = std::make_shared<Waiting>();
+WorkerService::WaitingPtr& WorkerService::waiting_for(std::size_t part) {
+  if (waiting_.empty()) waiting_.resize(parts_);
+  if (!waiting_[part]) waiting_[part] = std::make_shared<Waiting>();
+  return waiting_[part];
+}
+
+/// One reply of a part will come from the main loop: what that calls there.
+std::function<void(Reply)> WorkerService::reply_to(Place place) {
+  const WaitingPtr& waiting = waiting_for(place.part);
   ++waiting->open;
-  return [this, index, call = waiting, way = crossing_](Reply reply) {
-    way->home.send([this, index, call, reply = std::move(reply)]() mutable {
-      call->replies[index] = std::move(reply);
-      arrived(*call);
+  return [this, index = place.index, part = waiting, way = crossing_](Reply reply) {
+    way->home.send([this, index, part, reply = std::move(reply)]() mutable {
+      part->replies[index] = std::move(reply);
+      arrived(*part);
     });
   };
 }
 
-void WorkerService::committed(const WaitingPtr& call, bool durable) {
-  for (const Waiting::Uncommitted& one : call->uncommitted) {
-    if (!durable) not_durable(call->replies[one.index], one.open);
+void WorkerService::committed(const WaitingPtr& part, bool durable) {
+  for (const Waiting::Uncommitted& one : part->uncommitted) {
+    if (!durable) not_durable(part->replies[one.index], one.open);
   }
-  arrived(*call);
+  arrived(*part);
 }
 
-void WorkerService::arrived(Waiting& call) {
-  if (--call.open == 0) call.done(call.replies);
+void WorkerService::arrived(Waiting& part) {
+  if (--part.open == 0) (*part.done)(part.part, part.replies);
 }
 
 /// All that is decided in this turn waits for one commit.

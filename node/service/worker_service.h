@@ -35,7 +35,8 @@ class WorkerService final : public Service, private rpc::Flushable {
                 std::function<Nanos()> wall);
   ~WorkerService() override;
 
-  void check(std::span<const Request> requests, const Caller& caller, CheckDone done) override;
+  void check(std::span<const Request> requests, std::span<const std::size_t> parts,
+             const Caller& caller, CheckDone done) override;
   void reserve(const Request& request, Nanos timeout, const Caller& caller,
                Done<ReserveReply> done) override;
   void settle(std::string_view ticket, std::uint64_t hits, const Caller& caller,
@@ -46,34 +47,43 @@ class WorkerService final : public Service, private rpc::Flushable {
   void status(const Caller& caller, Done<std::string> done) override;
 
  private:
-  /// A call of which some replies wait. It belongs to the worker's thread; tasks on the main loop
-  /// carry it there and back, and do not look inside.
+  /// A part of a call of which some replies wait. It belongs to the worker's thread; tasks on the
+  /// main loop carry it there and back, and do not look inside.
   struct Waiting {
     struct Uncommitted {
-      std::size_t index = 0;
-      bool open = false;  // on failure
+      std::size_t index = 0;  // in the part
+      bool open = false;      // on failure
     };
+    std::size_t part = 0;
     std::vector<Reply> replies;
     std::vector<Uncommitted> uncommitted;
     std::size_t open = 0;  // answers that are still to come
-    CheckDone done;
+    std::shared_ptr<CheckDone> done;
   };
   using WaitingPtr = std::shared_ptr<Waiting>;
+  /// A request's part and its place there.
+  struct Place {
+    std::size_t part = 0;
+    std::size_t index = 0;
+  };
   struct Crossing;
+  class Walk;
 
   bool refused(const Request& request, Nanos wall, Error& error);
   bool may_be_away(const Request& request);
   bool lacks_rights(const Decision& decision) const;
   const RuleSet* rules_of(const Decision& decision);
-  std::span<const Request> sort_out(std::span<const Request> requests, Nanos wall,
-                                    WaitingPtr& waiting);
+  std::span<const Request> sort_out(std::span<const Request> requests,
+                                    std::span<const std::size_t> parts, Nanos wall);
   void keep_here(const Request& request, std::size_t index);
-  void coordinator_decides(const Request& request, std::size_t index, WaitingPtr& waiting);
-  void finish(const Request& request, const Decision& decision, std::size_t index, Nanos wall,
-              WaitingPtr& waiting);
-  std::function<void(Reply)> reply_to(std::size_t index, WaitingPtr& waiting);
-  void committed(const WaitingPtr& call, bool durable);
-  static void arrived(Waiting& call);
+  void coordinator_decides(const Request& request, Place place);
+  void finish(const Request& request, const Decision& decision, Reply& reply, Place place,
+              Nanos wall);
+  WaitingPtr& waiting_for(std::size_t part);
+  std::function<void(Reply)> reply_to(Place place);
+  void tell_parts(std::span<const std::size_t> parts, CheckDone done);
+  void committed(const WaitingPtr& part, bool durable);
+  static void arrived(Waiting& part);
   void await_commit(std::function<void(bool)> done);
   template <typename Answer>
   std::function<void(Answer)> back(Done<Answer> done);
@@ -92,6 +102,8 @@ class WorkerService final : public Service, private rpc::Flushable {
   std::vector<std::size_t> where_;  // their places in the call
   std::vector<Decision> decisions_;
   std::vector<Reply> replies_;
+  std::size_t parts_ = 0;
+  std::vector<WaitingPtr> waiting_;  // by part; empty if nothing waits
   // The rules that decisions went by last.
   std::uint64_t version_ = 0;
   std::shared_ptr<const RuleSet> rules_;

@@ -140,8 +140,8 @@ class Batch {
       auto list = descriptor.getEntries();
       keep(list);
       // How many they are; where they are is set once all are there.
-      descriptors_.push_back({{static_cast<const Entry*>(nullptr), list.size()},
-                              descriptor.getHits()});
+      descriptors_.push_back(
+          {{static_cast<const Entry*>(nullptr), list.size()}, descriptor.getHits()});
     }
   }
 
@@ -179,6 +179,10 @@ Reply invalid(const std::string& why) {
   Reply reply;
   reply.fail(ErrorKind::invalid, why);
   return reply;
+}
+
+kj::Exception overloaded(const char* why) {
+  return kj::Exception(kj::Exception::Type::OVERLOADED, __FILE__, __LINE__, kj::heapString(why));
 }
 
 /// The results of a call of check: `replies` of its well-formed requests, errors for the others.
@@ -236,6 +240,11 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
       all->calls -= calls;
       budget->give_back(bytes);
     }
+    void less(std::size_t answered) {
+      client->in_flight -= answered;
+      all->calls -= answered;
+      calls -= answered;
+    }
     Place(const Place&) = delete;
     Place& operator=(const Place&) = delete;
     kj::Own<Client> client;
@@ -270,8 +279,8 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
    public:
     explicit Checks(Client& client) : client_(client) {}
     void serve(rpc::Connection& connection) {
-      calls_ = &connection.serve_directly(
-          rpc::DirectMethod::of<schema::Service>(kCheckMethod), *this);
+      calls_ =
+          &connection.serve_directly(rpc::DirectMethod::of<schema::Service>(kCheckMethod), *this);
     }
     void call(std::uint32_t id, capnp::AnyPointer::Reader parameters) override;
     void calls_end() override;
@@ -287,6 +296,7 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
     rpc::DirectCalls* calls_ = nullptr;
     Batch batch_;
     std::vector<Call> pending_;
+    std::vector<std::size_t> sizes_;
   };
 
   Impl(rpc::EventLoop& l, Service& s, CapnpLimits x)
@@ -302,6 +312,13 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
         tasks(*this) {}
   ~Impl() { stop(); }
 
+  /// Why no further call of that client is taken; null: it is.
+  const char* full(const Client& client) const {
+    if (client.in_flight >= limits.calls_per_connection) {
+      return "too many calls in flight on this connection";
+    }
+    return in_flight->calls >= limits.calls ? "too many calls in flight on this server" : nullptr;
+  }
   void accept(kj::Own<rpc::UvStream> stream, const rpc::Address& from);
   void forget(Client& client);
   void stop();
@@ -337,7 +354,7 @@ kj::Promise<void> CapnpFront::Impl::ServiceImpl::answer(std::size_t bytes, Start
   Impl& front = *client_->front;
   if (!front.budget->take(bytes)) {
     ++front.counters.shed;
-    return KJ_EXCEPTION(OVERLOADED, "too much is being served at once");
+    return overloaded("too much is being served at once");
   }
   auto place = kj::heap<Place>(*client_, bytes);
   auto state = std::make_shared<State>(std::move(write));
@@ -375,12 +392,17 @@ kj::Promise<void> CapnpFront::Impl::ServiceImpl::check(CheckContext context) {
   }
   Batch& batch = front.batch;
   batch.clear();
-  Batch::Call call = batch.add(requests);
+  const Batch::Call call = batch.add(requests);
   front.counters.malformed += call.malformed.size();
   return answer(
       batch.bytes(),
-      [&](auto done) { front.service.check(batch.requests(), caller(), std::move(done)); },
-      [context, call = std::move(call)](std::span<Reply> replies) mutable {
+      [&](auto done) {
+        const std::size_t all[] = {call.good()};
+        front.service.check(batch.requests(), all, caller(),
+                            [done = std::move(done)](
+                                std::size_t, std::span<Reply> replies) mutable { done(replies); });
+      },
+      [context, call](std::span<Reply> replies) mutable {
         write_results(call, replies, context.getResults());
       });
 }
@@ -406,9 +428,7 @@ kj::Promise<void> CapnpFront::Impl::ServiceImpl::reserve(ReserveContext context)
   } else {
     return answer(
         batch.bytes(),
-        [&](auto done) {
-          front.service.reserve(requests[0], timeout, caller(), std::move(done));
-        },
+        [&](auto done) { front.service.reserve(requests[0], timeout, caller(), std::move(done)); },
         write);
   }
   ++front.counters.malformed;
@@ -510,14 +530,9 @@ CapnpFront::Impl& CapnpFront::Impl::ServiceImpl::expect_room(std::size_t request
   if (front == nullptr) {
     kj::throwFatalException(KJ_EXCEPTION(DISCONNECTED, "the server is closing"));
   }
-  if (client_->in_flight >= front->limits.calls_per_connection) {
+  if (const char* full = front->full(*client_)) {
     ++front->counters.shed;
-    kj::throwFatalException(
-        KJ_EXCEPTION(OVERLOADED, "too many calls in flight on this connection"));
-  }
-  if (front->in_flight->calls >= front->limits.calls) {
-    ++front->counters.shed;
-    kj::throwFatalException(KJ_EXCEPTION(OVERLOADED, "too many calls in flight on this server"));
+    kj::throwFatalException(overloaded(full));
   }
   ++front->counters.calls;
   front->counters.requests += requests;
@@ -534,10 +549,10 @@ void CapnpFront::Impl::Checks::call(std::uint32_t id, capnp::AnyPointer::Reader 
     return calls_->fail(id, KJ_EXCEPTION(FAILED, "more than 1024 requests in a call"));
   }
   // Of this read's calls nobody knows yet whether they will wait.
-  if (client_.in_flight >= front.limits.calls_per_connection ||
-      front.in_flight->calls >= front.limits.calls) {
+  const char* full = front.full(client_);
+  if (full != nullptr) {
     ++front.counters.shed;
-    return calls_->fail(id, KJ_EXCEPTION(OVERLOADED, "too many calls in flight"));
+    return calls_->fail(id, overloaded(full));
   }
   pending_.push_back({id, batch_.add(requests)});
   front.counters.malformed += pending_.back().requests.malformed.size();
@@ -553,42 +568,49 @@ void CapnpFront::Impl::Checks::calls_end() {
   if (!front.budget->take(bytes)) {
     front.counters.shed += calls.size();
     for (const Call& call : calls) {
-      calls_->fail(call.id, KJ_EXCEPTION(OVERLOADED, "too much is being served at once"));
+      calls_->fail(call.id, overloaded("too much is being served at once"));
     }
     batch_.clear();
     return;
   }
   struct State {
     std::vector<Call> calls;
-    bool told = false;
-    kj::Maybe<kj::Own<Place>> place;  // once they wait
+    bool returned = false;
+    kj::Maybe<kj::Own<Place>> place;  // of those that wait
   };
   auto state = std::make_shared<State>();
+  sizes_.clear();
+  for (const Call& call : calls) sizes_.push_back(call.requests.good());
   state->calls = std::move(calls);
-  auto place = kj::heap<Place>(client_, bytes, state->calls.size());
-  front.service.check(batch_.requests(), {client_.address},
-                      [this, state](std::span<Reply> replies) {
-                        state->told = true;
-                        KJ_IF_MAYBE (waited, state->place) {
-                          // Its client may have gone; with it went what `this` is part of.
-                          if ((*waited)->client->front == nullptr) return;
+  std::size_t waiting = state->calls.size();
+  front.service.check(batch_.requests(), sizes_, {client_.address},
+                      [this, state, &waiting](std::size_t index, std::span<Reply> replies) {
+                        if (state->returned) {
+                          // With its client went what `this` is part of.
+                          auto& place = *KJ_ASSERT_NONNULL(state->place);
+                          if (place.client->front == nullptr) return;
+                          place.less(1);
+                        } else {
+                          --waiting;
                         }
-                        for (const Call& call : state->calls) {
-                          answer(call, replies.subspan(call.requests.first, call.requests.good()));
-                        }
-                        state->place = nullptr;
+                        answer(state->calls[index], replies);
                       });
-  if (!state->told) state->place = kj::mv(place);
+  state->returned = true;
+  if (waiting > 0) {
+    state->place = kj::heap<Place>(client_, bytes, waiting);
+  } else {
+    front.budget->give_back(bytes);
+  }
   batch_.clear();
 }
 
 void CapnpFront::Impl::Checks::answer(const Call& call, std::span<const Reply> replies) {
   KJ_IF_MAYBE (failure, kj::runCatchingExceptions([&] {
-    calls_->answer<schema::Service::CheckResults>(
-        call.id, [&](schema::Service::CheckResults::Builder out) {
-          write_results(call.requests, replies, out);
-        });
-  })) {
+                 calls_->answer<schema::Service::CheckResults>(
+                     call.id, [&](schema::Service::CheckResults::Builder out) {
+                       write_results(call.requests, replies, out);
+                     });
+               })) {
     calls_->fail(call.id, *failure);
   }
 }

@@ -37,21 +37,21 @@ class TestService final : public Service {
       : handler_(handler), tasks_(std::make_unique<kj::TaskSet>(ignore_)) {}
   ~TestService() noexcept override {}
 
-  void check(std::span<const Request> requests, const Caller&, CheckDone done) override {
-    struct Call {
-      std::vector<Reply> replies;
-      CheckDone done;
-    };
-    auto call = std::make_shared<Call>();
-    call->replies.resize(requests.size());
-    call->done = std::move(done);
-    run([&] { return handler_.check(requests, call->replies); },
-        [call](kj::Maybe<kj::Exception> failure) {
-          KJ_IF_MAYBE (e, failure) {
-            for (Reply& reply : call->replies) reply.fail(kind_of(*e), rpc::reason(*e));
-          }
-          call->done(call->replies);
-        });
+  void check(std::span<const Request> requests, std::span<const std::size_t> parts, const Caller&,
+             CheckDone done) override {
+    auto shared = std::make_shared<CheckDone>(std::move(done));
+    for (std::size_t part = 0; part < parts.size(); ++part) {
+      auto replies = std::make_shared<std::vector<Reply>>(parts[part]);
+      const auto asked = requests.first(parts[part]);
+      requests = requests.subspan(parts[part]);
+      run([&] { return handler_.check(asked, *replies); },
+          [shared, part, replies](kj::Maybe<kj::Exception> failure) {
+            KJ_IF_MAYBE (e, failure) {
+              for (Reply& reply : *replies) reply.fail(kind_of(*e), rpc::reason(*e));
+            }
+            (*shared)(part, *replies);
+          });
+    }
   }
   void reserve(const Request& request, Nanos timeout, const Caller&,
                Done<ReserveReply> done) override {

@@ -169,7 +169,7 @@ class HttpConnection final : public rpc::ByteStream::User, public rpc::Deferred 
   bool in_heads_ = false;
   bool handling_ = false;  // the handler is being called
   bool writing_ = false;   // an answer is being written into out()
-  bool closing_ = false;  // after the last answer
+  bool closing_ = false;   // after the last answer
   bool closed_at_sent_ = false;
   bool blocked_ = false;  // too much waits to be sent
   bool ended_ = false;    // the other side sends no more

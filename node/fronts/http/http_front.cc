@@ -48,20 +48,14 @@ HttpServerOptions with_headers(HttpServerOptions options) {
 }  // namespace
 
 struct HttpFront::Impl final : HttpServer::Handler {
-  /// Which of a batch's requests one exchange asked: `count` from `first` on.
+  /// How many of a batch's requests one exchange asked.
   struct Part {
     HttpExchange* exchange = nullptr;
-    std::size_t first = 0;
+    std::uint64_t id = 0;  // of the exchange
     std::size_t count = 0;
     bool list = false;  // /v1/checks
     bool minimal = false;
   };
-  /// The same, once the exchange may have moved.
-  struct LatePart {
-    std::uint64_t exchange = 0;
-    Part part;
-  };
-
   Impl(rpc::EventLoop& loop, Service& s, HttpFrontOptions o,
        std::shared_ptr<ConnectionBudget> budget)
       : service(s),
@@ -81,6 +75,7 @@ struct HttpFront::Impl final : HttpServer::Handler {
   HttpFrontOptions options;
   BodyReader reader;
   std::vector<Part> parts;  // of the batch that is being read
+  std::vector<std::size_t> sizes;
   HttpListener listener;
 };
 
@@ -120,45 +115,37 @@ bool HttpFront::Impl::refuse(HttpExchange& exchange, Route route) {
 void HttpFront::Impl::gather(HttpExchange& exchange, Route route) {
   Part part;
   part.exchange = &exchange;
-  part.first = reader.size();
+  part.id = exchange.id();
   part.list = route == Route::checks;
   part.minimal = !part.list && exchange.header(kPrefer).data() != nullptr &&
                  wants_minimal(exchange.header(kPrefer));
+  const std::size_t before = reader.size();
   const bool good = part.list ? reader.checks(exchange.body()) : reader.check(exchange.body());
   if (!good) return respond_problem(exchange, reader.error());
-  part.count = reader.size() - part.first;
+  part.count = reader.size() - before;
   parts.push_back(part);
 }
 
 /// Has what was gathered decided. Mostly that is done at once, and the exchanges are where they
-/// were; else they are found again by their ids.
+/// were; those of which something waits are found again by their ids.
 void HttpFront::Impl::decide(std::string_view from) {
   if (parts.empty()) return;
   struct State {
     bool returned = false;
-    std::vector<LatePart> late;
+    std::vector<Part> parts;  // `exchange` is good until the service has returned
   };
   auto state = std::make_shared<State>();
-  std::vector<Part> now = std::exchange(parts, {});
-  service.check(reader.requests(), {from}, [this, state, &now](std::span<Reply> replies) {
-    if (!state->returned) {
-      for (const Part& part : now) {
-        answer(*part.exchange, part, replies.subspan(part.first, part.count));
-      }
-      now.clear();
-      return;
-    }
-    for (const LatePart& late : state->late) {
-      HttpExchange* exchange = listener.server().find(late.exchange);
-      if (exchange == nullptr) continue;
-      answer(*exchange, late.part, replies.subspan(late.part.first, late.part.count));
-    }
-  });
+  sizes.clear();
+  for (const Part& part : parts) sizes.push_back(part.count);
+  state->parts.swap(parts);
+  service.check(
+      reader.requests(), sizes, {from}, [this, state](std::size_t index, std::span<Reply> replies) {
+        const Part& part = state->parts[index];
+        HttpExchange* exchange = state->returned ? listener.server().find(part.id) : part.exchange;
+        if (exchange != nullptr) answer(*exchange, part, replies);
+      });
   state->returned = true;
-  for (const Part& part : now) state->late.push_back({part.exchange->id(), part});
   reader.clear();
-  now.clear();
-  parts = std::move(now);  // its memory
 }
 
 void HttpFront::Impl::answer(HttpExchange& exchange, const Part& part,

@@ -12,8 +12,8 @@
 #include <simdjson.h>
 
 #include <weir/limits/matching/text.h>
-#include <weir/node/fronts/http/http_headers.h>
 #include <weir/limits/text/utf8.h>
+#include <weir/node/fronts/http/http_headers.h>
 
 namespace weir::node {
 namespace {
