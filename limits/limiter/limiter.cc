@@ -195,9 +195,9 @@ inline void Limiter::Impl::add(const Plan& plan, const SeriesId& known, const Re
   const SeriesId id = known;
   Item& item = items.next();
   item.first = table.first(id);
-  // A thread with a lane leaves the entry's cache line to others.
-  item.lane = &table.lane(work.stripe, id);
-  if (item.lane->id != id) __builtin_prefetch(item.first, 1);
+  // A thread with a credit leaves the entry's cache line to others.
+  item.credit = &table.credit(work.stripe, id);
+  if (item.credit->id != id) __builtin_prefetch(item.first, 1);
   item.plan = &plan;
   item.rule = plan.index;
   item.id = id;
@@ -215,7 +215,7 @@ void Limiter::Impl::check(const Request& request, Nanos given, Decision& out) {
     if (single.plan != nullptr && single.plan->small) [[likely]] {
       const SeriesId id = id_of(*single.plan, *single.value, work);
       if (decide_alone(*single.plan, id, cost_of(*single.plan, request), table.first(id),
-                       table.lane(work.stripe, id), work, clamp(given, work.stripe), out))
+                       table.credit(work.stripe, id), work, clamp(given, work.stripe), out))
           [[likely]] {
         return;
       }
@@ -317,25 +317,25 @@ void Limiter::Impl::decide(Items& all, Local& work, Nanos now, Decision& out) {
 
 bool Limiter::Impl::decide_alone(const Item& item, Local& work, Nanos now, Decision& out) {
   return item.plan->small &&
-         decide_alone(*item.plan, item.id, item.cost, item.first, *item.lane, work, now, out);
+         decide_alone(*item.plan, item.id, item.cost, item.first, *item.credit, work, now, out);
 }
 
 inline bool Limiter::Impl::decide_alone(const Plan& plan, const SeriesId id,
-                                        const std::uint64_t cost, SeriesEntry* first, Lane& lane,
-                                        Local& work, Nanos now, Decision& out) {
+                                        const std::uint64_t cost, SeriesEntry* first,
+                                        Credit& credit, Local& work, Nanos now, Decision& out) {
   if (!has_one(out.statuses)) [[unlikely]]
     make_one(out.statuses);
   RuleStatus& status = *out.statuses.data();
   status.limit = plan.limit;
   bool consumes = true;
-  if (has_lane(lane, id, cost, *work.program, now) && lane.spend(cost)) {
-    tell_of_lane(lane, now, status);
+  if (has_credit(credit, id, cost, *work.program, now) && credit.spend(cost)) {
+    tell_of_credit(credit, now, status);
   } else {
     SeriesEntry* entry = table.find_and_lock(id, first);
     if (entry == nullptr) [[unlikely]]
       return false;
-    if (entry->has(SeriesEntry::kLanes)) [[unlikely]]
-      close_ended_lanes(*entry, cost, now);
+    if (entry->has(SeriesEntry::kCredits)) [[unlikely]]
+      close_ended_credits(*entry, cost, now);
     if (plan.bucket_cell) {
       Owed owed;
       if (!assess_bucket_alone(plan, *entry, cost, now, owed, status)) [[unlikely]]
@@ -343,8 +343,8 @@ inline bool Limiter::Impl::decide_alone(const Plan& plan, const SeriesId id,
       consumes = status.allowed && cost > 0;
       if (consumes) [[likely]] {
         consume_compact(plan, *entry, owed, cost, now);
-        if (wants_lane(*entry, work)) [[unlikely]] {
-          open_lane(plan, id, cost, *entry, lane, work, now, status);
+        if (wants_credit(*entry, work)) [[unlikely]] {
+          open_credit(plan, id, cost, *entry, credit, work, now, status);
         }
       }
       SeriesTable::unlock(*entry, work.stripe);
@@ -362,10 +362,10 @@ inline bool Limiter::Impl::decide_alone(const Plan& plan, const SeriesId id,
         if (fits_in_window(*entry, cost, start) && !options.replicated) [[likely]] {
           entry->count[0] += static_cast<std::uint32_t>(cost);
         } else {
-          consume_window_alone(plan, id, cost, *entry, lane, now, status);
+          consume_window_alone(plan, id, cost, *entry, credit, now, status);
         }
-        if (wants_lane(*entry, work)) [[unlikely]] {
-          open_lane(plan, id, cost, *entry, lane, work, now, status);
+        if (wants_credit(*entry, work)) [[unlikely]] {
+          open_credit(plan, id, cost, *entry, credit, work, now, status);
         }
       }
       SeriesTable::unlock(*entry, work.stripe);
@@ -388,25 +388,25 @@ inline bool Limiter::Impl::decide_alone(const Plan& plan, const SeriesId id,
 }
 
 bool Limiter::Impl::decide_few(std::span<Item> items, Local& work, Nanos now, Decision& out) {
-  Item* by_lane = nullptr;
-  if (!lock_small(items, *work.program, now, by_lane)) return false;
+  Item* by_credit = nullptr;
+  if (!lock_small(items, *work.program, now, by_credit)) return false;
   if (out.statuses.size() != items.size()) out.statuses.resize(items.size());
   RuleStatus* const statuses = out.statuses.data();
   RuleStatus* status = statuses;
   bool allowed = true;
   for (Item& item : items) {
     status->limit = item.plan->limit;
-    if (&item == by_lane) {
-      tell_of_lane(*item.lane, now, *status);
+    if (&item == by_credit) {
+      tell_of_credit(*item.credit, now, *status);
     } else if (!assess_small(item, now, *status)) [[unlikely]] {
-      return leave(items, by_lane);
+      return leave(items, by_credit);
     }
     allowed &= status->allowed || item.plan->shadow;
     ++status;
   }
-  // With this, if there is a lane, all of it happens.
-  if (by_lane != nullptr && allowed && !by_lane->lane->spend(by_lane->cost)) {
-    return leave(items, by_lane);
+  // With this, if there is a credit, all of it happens.
+  if (by_credit != nullptr && allowed && !by_credit->credit->spend(by_credit->cost)) {
+    return leave(items, by_credit);
   }
   bool wants_commit = false;
   RuleStatus* deciding = nullptr;
@@ -414,11 +414,11 @@ bool Limiter::Impl::decide_few(std::span<Item> items, Local& work, Nanos now, De
   for (Item& item : items) {
     const Plan& plan = *item.plan;
     bool consumes = allowed && status->allowed && item.cost > 0;
-    if (&item != by_lane) {
+    if (&item != by_credit) {
       if (consumes) {
         consume_small(plan, item, now, *status);
-        if (wants_lane(*item.entry, work)) [[unlikely]] {
-          open_lane(plan, item.id, item.cost, *item.entry, *item.lane, work, now, *status);
+        if (wants_credit(*item.entry, work)) [[unlikely]] {
+          open_credit(plan, item.id, item.cost, *item.entry, *item.credit, work, now, *status);
         }
       }
       SeriesTable::unlock(*item.entry, work.stripe);
@@ -449,14 +449,14 @@ bool Limiter::Impl::decide_few(std::span<Item> items, Local& work, Nanos now, De
 }
 
 inline bool Limiter::Impl::lock_small(std::span<Item> items, const Program& program, Nanos now,
-                                      Item*& by_lane) {
+                                      Item*& by_credit) {
   std::array<Item*, kScannedRules> order;
   std::size_t count = 0;
   if (items.empty() || items.size() > order.size()) return false;
   for (Item& item : items) {
     if (!item.plan->small) return false;
-    if (by_lane == nullptr && has_lane(*item.lane, item.id, item.cost, program, now)) {
-      by_lane = &item;
+    if (by_credit == nullptr && has_credit(*item.credit, item.id, item.cost, program, now)) {
+      by_credit = &item;
       continue;
     }
     SeriesEntry* entry = table.find(item.id, item.first);
@@ -467,7 +467,7 @@ inline bool Limiter::Impl::lock_small(std::span<Item> items, const Program& prog
     order[at] = &item;
   }
   for (std::size_t i = 0; i < count; ++i) {
-    if (table.lock_with_lanes(*order[i]->entry, order[i]->id)) [[likely]]
+    if (table.lock_with_credits(*order[i]->entry, order[i]->id)) [[likely]]
       continue;
     order[i]->entry = nullptr;
     while (i > 0) SeriesTable::unlock(*order[--i]->entry);
@@ -476,9 +476,9 @@ inline bool Limiter::Impl::lock_small(std::span<Item> items, const Program& prog
   return true;
 }
 
-bool Limiter::Impl::leave(std::span<Item> items, const Item* by_lane) {
+bool Limiter::Impl::leave(std::span<Item> items, const Item* by_credit) {
   for (Item& item : items) {
-    if (&item != by_lane) SeriesTable::unlock(*item.entry);
+    if (&item != by_credit) SeriesTable::unlock(*item.entry);
   }
   return false;
 }
@@ -495,11 +495,11 @@ inline bool Limiter::Impl::assess_small(Item& item, Nanos now, RuleStatus& statu
     return entry.form() == Form::window && entry.time <= item.start &&
            assess_small_windows(plan, entry, item.cost, now, item.shape, item.start, status);
   };
-  if (!entry.has(SeriesEntry::kLanes)) [[likely]]
+  if (!entry.has(SeriesEntry::kCredits)) [[likely]]
     return assess();
-  close_ended_lanes(entry, item.cost, now);
+  close_ended_credits(entry, item.cost, now);
   if (assess() && status.allowed) return true;
-  table.close_lanes(entry);
+  table.close_credits(entry);
   return assess();
 }
 
@@ -528,9 +528,9 @@ inline bool Limiter::Impl::assess_bucket_alone(const Plan& plan, SeriesEntry& en
                                                RuleStatus& status) {
   if (is_compact(plan, entry)) [[likely]] {
     owed = assess_compact(plan, entry, cost, now, status);
-    if (status.allowed || !entry.has(SeriesEntry::kLanes)) [[likely]]
+    if (status.allowed || !entry.has(SeriesEntry::kCredits)) [[likely]]
       return true;
-    table.close_lanes(entry);
+    table.close_credits(entry);
     owed = assess_compact(plan, entry, cost, now, status);
     return true;
   }
@@ -547,8 +547,8 @@ inline bool Limiter::Impl::assess_window_alone(const Plan& plan, SeriesEntry& en
            assess_small_windows(plan, entry, cost, now, shape, start, status);
   };
   bool assessed = assess();
-  if ((!assessed || !status.allowed) && entry.has(SeriesEntry::kLanes)) [[unlikely]] {
-    table.close_lanes(entry);
+  if ((!assessed || !status.allowed) && entry.has(SeriesEntry::kCredits)) [[unlikely]] {
+    table.close_credits(entry);
     assessed = assess();
   }
   if (!assessed) [[unlikely]]
@@ -556,14 +556,14 @@ inline bool Limiter::Impl::assess_window_alone(const Plan& plan, SeriesEntry& en
   return assessed;
 }
 
-inline bool Limiter::Impl::wants_lane(const SeriesEntry& entry, const Local& work) {
+inline bool Limiter::Impl::wants_credit(const SeriesEntry& entry, const Local& work) {
   return entry.last() != work.stripe && work.alone();
 }
 
 void Limiter::Impl::consume_window_alone(const Plan& plan, SeriesId id, std::uint64_t cost,
-                                         SeriesEntry& entry, Lane& lane, Nanos now,
+                                         SeriesEntry& entry, Credit& credit, Nanos now,
                                          const RuleStatus& status) {
-  Item item = item_alone(plan, id, cost, entry, lane, now);
+  Item item = item_alone(plan, id, cost, entry, credit, now);
   consume_window(plan, item, now, status);
 }
 
@@ -574,78 +574,79 @@ inline bool Limiter::Impl::fits_in_window(const SeriesEntry& entry, std::uint64_
 
 void Limiter::Impl::consume_window(const Plan& plan, Item& item, Nanos now,
                                    const RuleStatus& status) {
-  if (!fits_in_window(*item.entry, item.cost, item.start)) table.close_lanes(*item.entry);
+  if (!fits_in_window(*item.entry, item.cost, item.start)) table.close_credits(*item.entry);
   consume(plan, item, now, status);
 }
 
 Item Limiter::Impl::item_alone(const Plan& plan, const SeriesId& id, std::uint64_t cost,
-                               SeriesEntry& entry, Lane& lane, Nanos now) {
+                               SeriesEntry& entry, Credit& credit, Nanos now) {
   Item item;
   item.plan = &plan;
   item.rule = plan.index;
   item.entry = &entry;
-  item.lane = &lane;
+  item.credit = &credit;
   item.id = id;
   item.cost = cost;
   if (!plan.bucket_cell) find_window(plan, item, now);
   return item;
 }
 
-inline bool Limiter::Impl::has_lane(const Lane& lane, const SeriesId& id, std::uint64_t cost,
-                                    const Program& program, Nanos now) {
-  return lane.id == id && now <= lane.until.load(std::memory_order_relaxed) &&
-         lane.version == program.version && cost > 0 && lane.left() >= cost;
+inline bool Limiter::Impl::has_credit(const Credit& credit, const SeriesId& id, std::uint64_t cost,
+                                      const Program& program, Nanos now) {
+  return credit.id == id && now <= credit.until.load(std::memory_order_relaxed) &&
+         credit.version == program.version && cost > 0 && credit.left() >= cost;
 }
 
-inline void Limiter::Impl::tell_of_lane(const Lane& lane, Nanos now, RuleStatus& status) {
+inline void Limiter::Impl::tell_of_credit(const Credit& credit, Nanos now, RuleStatus& status) {
   status.allowed = true;
-  status.remaining = lane.beyond + lane.left();
-  status.reset = lane.reset_at - now;
+  status.remaining = credit.beyond + credit.left();
+  status.reset = credit.reset_at - now;
   status.retry_after = status.delay = 0;
 }
 
-void Limiter::Impl::close_ended_lanes(SeriesEntry& entry, std::uint64_t cost, Nanos now) {
-  Lanes::Open lanes = table.open_lanes(entry);
-  if (cost == 0 || lanes.units == 0 || lanes.until < std::max(now, entry.time)) {
-    table.close_lanes(entry);
+void Limiter::Impl::close_ended_credits(SeriesEntry& entry, std::uint64_t cost, Nanos now) {
+  Credits::Open credits = table.open_credits(entry);
+  if (cost == 0 || credits.units == 0 || credits.until < std::max(now, entry.time)) {
+    table.close_credits(entry);
   }
 }
 
-void Limiter::Impl::open_lane(const Plan& plan, SeriesId id, std::uint64_t cost, SeriesEntry& entry,
-                              Lane& lane, const Local& work, Nanos now, const RuleStatus& status) {
-  if (!Lanes::is_hot(lane, id)) return;
-  if (plan.bucket.queue || !table.may_have_lanes(entry)) return;
+void Limiter::Impl::open_credit(const Plan& plan, SeriesId id, std::uint64_t cost,
+                                SeriesEntry& entry, Credit& credit, const Local& work, Nanos now,
+                                const RuleStatus& status) {
+  if (!Credits::is_hot(credit, id)) return;
+  if (plan.bucket.queue || !table.may_have_credits(entry)) return;
   if (entry.form() == Form::general) return;  // which it may have become just now
-  const Item item = item_alone(plan, id, cost, entry, lane, now);
-  std::uint64_t block = Lanes::kFirstBlock;
-  if (lane.id == item.id) {
-    bool quiet = lane.left() > lane.block / 2;
-    if (lane.left() > 0) table.close_lanes(entry);
+  const Item item = item_alone(plan, id, cost, entry, credit, now);
+  std::uint64_t block = Credits::kFirstBlock;
+  if (credit.id == item.id) {
+    bool quiet = credit.left() > credit.block / 2;
+    if (credit.left() > 0) table.close_credits(entry);
     if (quiet) {
-      lane.id = {};
-      lane.score = 0;
+      credit.id = {};
+      credit.score = 0;
       return;
     }
-    block = std::min(2 * lane.block, Lanes::kMaxBlock);
-  } else if (lane.left() > 0) {
+    block = std::min(2 * credit.block, Credits::kMaxBlock);
+  } else if (credit.left() > 0) {
     return;  // another series'
   }
   std::uint64_t room = status.remaining - item.cost;
-  // All lanes together stay a small part of what is left.
-  block = std::min(std::max(block, 8 * item.cost), room / kLaneShare);
+  // All credits together stay a small part of what is left.
+  block = std::min(std::max(block, 8 * item.cost), room / kCreditShare);
   if (block < 4 * item.cost) return;
-  Nanos until = now + Lanes::kLife;
+  Nanos until = now + Credits::kLife;
   std::uint64_t per_unit = 1;
   if (plan.bucket_cell) {
     per_unit = plan.compact.unit.value();
-    std::uint64_t sure = entry.word[0] - table.open_lanes(entry).units * per_unit;
+    std::uint64_t sure = entry.word[0] - table.open_credits(entry).units * per_unit;
     until = std::min(until, entry.time + plan.compact.drain_time(sure) - 1);
-    if (until < now + Lanes::kMinLife) {
-      lane.score = 0;  // it is no more than looked at now and then
+    if (until < now + Credits::kMinLife) {
+      credit.score = 0;  // it is no more than looked at now and then
       return;
     }
     entry.word[0] += block * per_unit;
-    lane.reset_at = entry.time + plan.compact.drain_time(entry.word[0]);
+    credit.reset_at = entry.time + plan.compact.drain_time(entry.word[0]);
   } else {
     if (block > kMaxSmall - entry.count[0]) return;
     until = std::min(until, item.start + item.shape.sub - 1);
@@ -654,13 +655,13 @@ void Limiter::Impl::open_lane(const Plan& plan, SeriesId id, std::uint64_t cost,
       entry.set(SeriesEntry::kUrgent);
     }
     entry.count[0] += static_cast<std::uint32_t>(block);
-    lane.reset_at = now + reset_after(plan, item, status, now);
+    credit.reset_at = now + reset_after(plan, item, status, now);
   }
-  lane.id = item.id;
-  lane.version = work.program->version;
-  lane.beyond = room - block;
-  lane.block = static_cast<std::uint32_t>(block);
-  table.open_lane(entry, lane, lane.block, per_unit, until);
+  credit.id = item.id;
+  credit.version = work.program->version;
+  credit.beyond = room - block;
+  credit.block = static_cast<std::uint32_t>(block);
+  table.open_credit(entry, credit, credit.block, per_unit, until);
 }
 
 Limiter::Limiter(std::shared_ptr<const RuleSet> rules, LimiterOptions options)

@@ -50,8 +50,8 @@ inline constexpr Nanos kSlice = 2 * kSecond;
 /// Full table: so many idle series give their places at once, found in at most so many looks.
 inline constexpr std::size_t kMovedAtOnce = 16;
 inline constexpr int kLooks = 4;
-/// A lane takes at most this part of the units that are left.
-inline constexpr std::uint64_t kLaneShare = 64;
+/// A credit takes at most this part of the units that are left.
+inline constexpr std::uint64_t kCreditShare = 64;
 /// Escrow: a life may have lent this far ahead, so what was lent by those before it is over so long
 /// after it began.
 inline constexpr Nanos kLentAhead = 2 * kLendingPeriod;
@@ -85,7 +85,7 @@ struct Item {
   std::uint16_t descriptor = 0;
   SeriesEntry* entry = nullptr;
   SeriesEntry* first = nullptr;  // where it is looked for first
-  Lane* lane = nullptr;          // where this thread has one, if it has
+  Credit* credit = nullptr;      // where this thread has one, if it has
   SeriesId id;
   std::uint64_t cost = 0;
   Owed owed;
@@ -504,22 +504,22 @@ struct Limiter::Impl {
 
   /// What the general way says where one rule matches, and its series is known and small (as it
   /// mostly is with Plan::small). The lock is held for what needs it, and not taken where this
-  /// thread has a lane. False: nothing was done. Inlined with all that it needs, as nothing else
+  /// thread has a credit. False: nothing was done. Inlined with all that it needs, as nothing else
   /// is: what is rare is a call away.
   [[gnu::always_inline]] inline bool decide_alone(const Plan& plan, const SeriesId id,
                                                   const std::uint64_t cost, SeriesEntry* first,
-                                                  Lane& lane, Local& work, Nanos now,
+                                                  Credit& credit, Local& work, Nanos now,
                                                   Decision& out);
 
   /// The same for several rules: all of their series are known and small. At most one of them is
-  /// decided by a lane: what is spent there could not be given back.
+  /// decided by a credit: what is spent there could not be given back.
   [[gnu::noinline]] bool decide_few(std::span<Item> items, Local& work, Nanos now, Decision& out);
 
-  /// Locks the entries of all but `by_lane`, which is the first that this thread has a lane of, in
-  /// the order of addresses. False: none is, and nothing was done.
+  /// Locks the entries of all but `by_credit`, which is the first that this thread has a credit of,
+  /// in the order of addresses. False: none is, and nothing was done.
   [[gnu::always_inline]] inline bool lock_small(std::span<Item> items, const Program& program,
-                                                Nanos now, Item*& by_lane);
-  [[gnu::noinline]] static bool leave(std::span<Item> items, const Item* by_lane);
+                                                Nanos now, Item*& by_credit);
+  [[gnu::noinline]] static bool leave(std::span<Item> items, const Item* by_credit);
   [[gnu::always_inline]] inline bool assess_small(Item& item, Nanos now, RuleStatus& status);
   [[gnu::always_inline]] inline void consume_small(const Plan& plan, Item& item, Nanos now,
                                                    const RuleStatus& status);
@@ -536,34 +536,35 @@ struct Limiter::Impl {
                                                          std::uint64_t cost, Nanos now,
                                                          const WindowShape& shape, Nanos start,
                                                          RuleStatus& status);
-  [[gnu::always_inline]] inline static bool wants_lane(const SeriesEntry& entry, const Local& work);
+  [[gnu::always_inline]] inline static bool wants_credit(const SeriesEntry& entry,
+                                                         const Local& work);
   /// In the newest window, and the entry stays as it is otherwise.
   [[gnu::always_inline]] inline static bool fits_in_window(const SeriesEntry& entry,
                                                            std::uint64_t cost, Nanos start);
-  /// What changes more than that must find no lanes: their units are in the count as it stands.
+  /// What changes more than that must find no credits: their units are in the count as it stands.
   [[gnu::noinline]] void consume_window(const Plan& plan, Item& item, Nanos now,
                                         const RuleStatus& status);
   [[gnu::noinline]] void consume_window_alone(const Plan& plan, SeriesId id, std::uint64_t cost,
-                                              SeriesEntry& entry, Lane& lane, Nanos now,
+                                              SeriesEntry& entry, Credit& credit, Nanos now,
                                               const RuleStatus& status);
   static Item item_alone(const Plan& plan, const SeriesId& id, std::uint64_t cost,
-                         SeriesEntry& entry, Lane& lane, Nanos now);
+                         SeriesEntry& entry, Credit& credit, Nanos now);
 
-  // Lanes: a thread that finds another at the same series time and again takes a block of units.
+  // Credits: a thread that finds another at the same series time and again takes a block of units.
 
-  [[gnu::always_inline]] inline static bool has_lane(const Lane& lane, const SeriesId& id,
-                                                     std::uint64_t cost, const Program& program,
-                                                     Nanos now);
-  [[gnu::always_inline]] inline static void tell_of_lane(const Lane& lane, Nanos now,
-                                                         RuleStatus& status);
+  [[gnu::always_inline]] inline static bool has_credit(const Credit& credit, const SeriesId& id,
+                                                       std::uint64_t cost, const Program& program,
+                                                       Nanos now);
+  [[gnu::always_inline]] inline static void tell_of_credit(const Credit& credit, Nanos now,
+                                                           RuleStatus& status);
 
-  /// A peek tells what is left, lanes included.
-  [[gnu::noinline]] void close_ended_lanes(SeriesEntry& entry, std::uint64_t cost, Nanos now);
+  /// A peek tells what is left, credits included.
+  [[gnu::noinline]] void close_ended_credits(SeriesEntry& entry, std::uint64_t cost, Nanos now);
 
   /// After the cost was consumed; `status` is from before.
-  [[gnu::noinline]] void open_lane(const Plan& plan, SeriesId id, std::uint64_t cost,
-                                   SeriesEntry& entry, Lane& lane, const Local& work, Nanos now,
-                                   const RuleStatus& status);
+  [[gnu::noinline]] void open_credit(const Plan& plan, SeriesId id, std::uint64_t cost,
+                                     SeriesEntry& entry, Credit& credit, const Local& work,
+                                     Nanos now, const RuleStatus& status);
 
   /// In the order of addresses, so that two requests cannot wait for each other. If an entry has
   /// been removed since it was found, nothing is locked and false returned.
