@@ -2,7 +2,7 @@
 
 #include <weir/limits/limiter/limiter_impl.h>
 
-#include <weir/limits/algorithms/marks.h>
+#include <weir/limits/algorithms/sync_thresholds.h>
 
 namespace weir {
 
@@ -651,7 +651,8 @@ void Limiter::Impl::open_credit(const Plan& plan, SeriesId id, std::uint64_t cos
     if (block > kMaxSmall - entry.count[0]) return;
     until = std::min(until, item.start + item.shape.sub - 1);
     std::uint64_t used = plan.limit - std::min(plan.limit, room);
-    if (options.replicated && crosses_mark(used, add_saturated(used, block), plan.limit)) {
+    if (options.replicated &&
+        crosses_sync_threshold(used, add_saturated(used, block), plan.limit)) {
       entry.set(SeriesEntry::kUrgent);
     }
     entry.count[0] += static_cast<std::uint32_t>(block);

@@ -2,7 +2,7 @@
 
 #include <weir/limits/limiter/limiter_impl.h>
 
-#include <weir/limits/algorithms/marks.h>
+#include <weir/limits/algorithms/sync_thresholds.h>
 
 namespace weir {
 
@@ -134,7 +134,7 @@ bool Limiter::Impl::settle_hold(const Plan& plan, Item& item, const Hold& hold, 
     if (options.replicated && plan.reserve > 0) keep_reserve(plan, item, *cell);
   }
   if (!options.replicated) return true;
-  if (crosses_mark(used, add_saturated(used, item.cost), plan.limit)) {
+  if (crosses_sync_threshold(used, add_saturated(used, item.cost), plan.limit)) {
     item.entry->set(SeriesEntry::kUrgent);
   }
   list(*item.entry);

@@ -2,7 +2,7 @@
 
 #include <weir/limits/limiter/limiter_impl.h>
 
-#include <weir/limits/algorithms/marks.h>
+#include <weir/limits/algorithms/sync_thresholds.h>
 
 namespace weir {
 
@@ -199,7 +199,7 @@ void Limiter::Impl::consume(const Plan& plan, Item& item, Nanos now, const RuleS
   }
   if (!options.replicated) return;
   std::uint64_t used = status.limit - std::min(status.limit, status.remaining);
-  if (crosses_mark(used, add_saturated(used, item.cost), status.limit))
+  if (crosses_sync_threshold(used, add_saturated(used, item.cost), status.limit))
     entry.set(SeriesEntry::kUrgent);
   list(entry);
 }

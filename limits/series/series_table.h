@@ -34,7 +34,7 @@ struct SeriesEntry {
 
   static constexpr std::uint64_t kLocked = 1;
   static constexpr std::uint64_t kListed = 2;        ///< in a list of what to drain
-  static constexpr std::uint64_t kUrgent = 4;        ///< crossed a mark of its limit
+  static constexpr std::uint64_t kUrgent = 4;        ///< crossed a threshold of its limit
   static constexpr std::uint64_t kDirty = 8;         ///< the newest window has undrained units
   static constexpr std::uint64_t kDirtyBefore = 16;  ///< the one before has
   static constexpr unsigned kFormShift = 5;          ///< two bits
