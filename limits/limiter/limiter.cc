@@ -202,7 +202,7 @@ inline void Limiter::Impl::add(const Plan& plan, const SeriesId& known, const Re
   item.rule = plan.index;
   item.id = id;
   item.cost = cost_of(plan, request);
-  item.noted = request.demand_noted;
+  item.demand_counted = request.demand_noted;
   if (!plan.bucket_cell && !plan.log) find_window(plan, item, now);
 }
 

@@ -39,10 +39,10 @@ Verdict Limiter::Impl::evaluate_escrow(const Plan& plan, const Item& item, Serie
   verdict.reset = used > 0 || here.held > 0 ? until_end : 0;
   if (verdict.allowed) return verdict;
   bool never = cost > plan.limit;
-  verdict.elsewhere =
+  verdict.exhausted_locally =
       !never && options.shares != nullptr && add_saturated(used, cost) <= plan.limit;
   verdict.retry_after = never ? kNever : until_end;
-  if (verdict.elsewhere) verdict.retry_after = std::min(until_end, kAskAgain);
+  if (verdict.exhausted_locally) verdict.retry_after = std::min(until_end, kAskAgain);
   return verdict;
 }
 
@@ -59,7 +59,7 @@ void Limiter::Impl::consume_escrow(const Plan& plan, Item& item, Nanos now) {
     bool fresh = series.escrow_bucket == nullptr;
     EscrowBucket& bucket = escrow_bucket(plan, item.id, series, now);
     bucket.spend(plan.escrow_bucket, item.cost);
-    if (fresh) note_demand(plan, item.id, series, item.cost, now);
+    if (fresh) count_demand(plan, item.id, series, item.cost, now);
     return;
   }
   series.forget_windows(item.start - kGrace);
@@ -80,15 +80,15 @@ bool Limiter::Impl::settle_escrow(const Plan& plan, Item& item, const Hold& hold
   return true;
 }
 
-void Limiter::Impl::note_demand(const Plan& plan, const Item& item, const RuleStatus& status,
-                                Nanos now) {
-  if (item.cost == 0 || item.noted || options.shares == nullptr) return;
+void Limiter::Impl::count_demand(const Plan& plan, const Item& item, const RuleStatus& status,
+                                 Nanos now) {
+  if (item.cost == 0 || item.demand_counted || options.shares == nullptr) return;
   bool known = item.entry != nullptr && item.entry->form() == Form::general;
   if (plan.bucket_cell) {
     if (known && item.entry->series->escrow_bucket != nullptr) {
-      note_demand(plan, item.id, *item.entry->series, item.cost, now);
+      count_demand(plan, item.id, *item.entry->series, item.cost, now);
     } else if (status.elsewhere) {
-      // As below. What was allowed is noted once it is consumed.
+      // As below. What was allowed is counted once it is consumed.
       needs.note(plan.name, plan.limit, {item.id, period_after(item.id, now)}, item.cost, true);
     }
     return;
@@ -399,8 +399,8 @@ Verdict Limiter::Impl::evaluate_escrow_bucket(const Plan& plan, const Item& item
     return verdict;
   }
   verdict.delay = 0;
-  verdict.elsewhere = cost <= plan.limit && options.shares != nullptr && part < shape.burst;
-  if (verdict.elsewhere) verdict.retry_after = std::min(verdict.retry_after, kAskAgain);
+  verdict.exhausted_locally = cost <= plan.limit && options.shares != nullptr && part < shape.burst;
+  if (verdict.exhausted_locally) verdict.retry_after = std::min(verdict.retry_after, kAskAgain);
   if (cost > plan.limit) verdict.retry_after = kNever;
   return verdict;
 }
@@ -415,8 +415,8 @@ std::uint64_t Limiter::Impl::owed_escrow(const Plan& plan, const SeriesId& id, S
   return part - std::min(part, left);
 }
 
-void Limiter::Impl::note_demand(const Plan& plan, const SeriesId& id, Series& series,
-                                std::uint64_t cost, Nanos now) {
+void Limiter::Impl::count_demand(const Plan& plan, const SeriesId& id, Series& series,
+                                 std::uint64_t cost, Nanos now) {
   if (options.shares == nullptr) return;
   EscrowBucket& bucket = *series.escrow_bucket;
   now = std::max(now, bucket.at);

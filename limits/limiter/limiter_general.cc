@@ -102,7 +102,7 @@ bool Limiter::Impl::settle(std::span<Item> items, Nanos now, Decision& out) {
       deny_degraded(status);
       status.elsewhere = false;
     } else if (plan.escrow) {
-      note_demand(plan, item, status, now);
+      count_demand(plan, item, status, now);
     }
     if (status.allowed && item.cost > 0 && (item.entry == nullptr || item.mode == Mode::no_ticket))
         [[unlikely]] {

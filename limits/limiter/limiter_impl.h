@@ -77,11 +77,11 @@ struct Item {
   const Plan* plan = nullptr;
   std::uint32_t rule = 0;
   Mode mode = Mode::consume;
-  bool made = false;     // the entry, by this request
-  bool no_room = false;  // none could be made
-  bool compact = false;  // evaluated by its small bucket: `owed` is what it owes
-  bool waits = false;    // what it consumed is ahead of what is durable
-  bool noted = false;    // Request::demand_noted
+  bool made = false;            // the entry, by this request
+  bool no_room = false;         // none could be made
+  bool compact = false;         // evaluated by its small bucket: `owed` is what it owes
+  bool waits = false;           // what it consumed is ahead of what is durable
+  bool demand_counted = false;  // Request::demand_noted
   std::uint16_t descriptor = 0;
   SeriesEntry* entry = nullptr;
   SeriesEntry* first = nullptr;  // where it is looked for first
@@ -498,7 +498,7 @@ struct Limiter::Impl {
     count(status, work);
     AtomicCounters& counter = work.program->counters[work.stripe][status.rule];
     if (status.degraded) add_one(counter.degraded, work.alone());
-    if (status.elsewhere) add_one(counter.elsewhere, work.alone());
+    if (status.elsewhere) add_one(counter.exhausted_locally, work.alone());
   }
   [[gnu::noinline]] bool decide_alone(const Item& item, Local& work, Nanos now, Decision& out);
 
@@ -691,7 +691,7 @@ struct Limiter::Impl {
 
   /// What was asked for, whatever became of it; and if it leaves too little here, or was too much,
   /// a need for more.
-  void note_demand(const Plan& plan, const Item& item, const RuleStatus& status, Nanos now);
+  void count_demand(const Plan& plan, const Item& item, const RuleStatus& status, Nanos now);
 
   /// Towards the end of a window that asked for more than its share: what the next one will lack.
   void look_ahead(Nanos now, Nanos lead);
@@ -736,8 +736,8 @@ struct Limiter::Impl {
   std::uint64_t owed_escrow(const Plan& plan, const SeriesId& id, Series* series, Nanos now) const;
 
   /// What was asked for, whatever became of it.
-  void note_demand(const Plan& plan, const SeriesId& id, Series& series, std::uint64_t cost,
-                   Nanos now);
+  void count_demand(const Plan& plan, const SeriesId& id, Series& series, std::uint64_t cost,
+                    Nanos now);
   void look_ahead_in_bucket(const Plan& plan, const CellId& id, Nanos now);
   std::uint64_t lend_rights(const Plan& plan, const CellId& id, const crdt::Incarnation& to,
                             std::uint64_t wanted, Nanos now);

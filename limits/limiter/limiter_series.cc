@@ -72,7 +72,7 @@ void Limiter::Impl::assess(const Plan& plan, Item& item, Nanos now, RuleStatus& 
   status.reset = verdict.reset;
   status.retry_after = verdict.retry_after;
   status.delay = verdict.delay;
-  status.elsewhere = verdict.elsewhere;
+  status.elsewhere = verdict.exhausted_locally;
 }
 
 Verdict Limiter::Impl::evaluate(const Plan& plan, const Item& item, std::uint64_t cost, Nanos now) {

@@ -36,7 +36,7 @@ struct alignas(32) AtomicCounters {
   std::atomic<std::uint64_t> allowed{0};
   std::atomic<std::uint64_t> denied{0};
   std::atomic<std::uint64_t> degraded{0};
-  std::atomic<std::uint64_t> elsewhere{0};
+  std::atomic<std::uint64_t> exhausted_locally{0};
 };
 
 /// A bucket whose debt is all counted in its checkpoint, and fits 64 bits in ticks that are `scale`
@@ -135,7 +135,7 @@ struct Program {
       sum.allowed += stripe[rule].allowed.load(std::memory_order_relaxed);
       sum.denied += stripe[rule].denied.load(std::memory_order_relaxed);
       sum.degraded += stripe[rule].degraded.load(std::memory_order_relaxed);
-      sum.elsewhere += stripe[rule].elsewhere.load(std::memory_order_relaxed);
+      sum.elsewhere += stripe[rule].exhausted_locally.load(std::memory_order_relaxed);
     }
     return sum;
   }
