@@ -936,7 +936,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
     }
     if (has_rights) {
       const EscrowAgentCounters& rights = engine->escrow().counters();
-      out.escrow = EscrowMetrics{engine->escrow().standing().open,
+      out.escrow = EscrowMetrics{engine->escrow().grant_state().open,
                                  engine->escrow().whole(),
                                  rights.requests_sent,
                                  rights.requests_served,
@@ -989,7 +989,7 @@ struct Daemon::Impl final : rpc::PeerHandler,
              {"reincarnations", status.reincarnations}};
     const EscrowAgentCounters& rights = engine->escrow().counters();
     out["escrow"] = {
-        {"open", engine->escrow().standing().open},    {"whole", engine->escrow().whole()},
+        {"open", engine->escrow().grant_state().open}, {"whole", engine->escrow().whole()},
         {"requests_sent", rights.requests_sent},       {"requests_served", rights.requests_served},
         {"requests_refused", rights.requests_refused}, {"versions_differ", rights.versions_differ},
         {"units_given", rights.units_given},           {"units_received", rights.units_received}};

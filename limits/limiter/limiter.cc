@@ -765,13 +765,13 @@ void Limiter::told_durable(const crdt::OwnCount& count) {
   impl_->told_durable(count);
 }
 
-void Limiter::set_standing(const EscrowStanding& standing) {
-  impl_->open = standing.open;
-  impl_->stopped = standing.stopped;
-  impl_->disk = standing.disk;
-  impl_->horizon = standing.horizon;
-  impl_->gives_ahead = standing.ahead;
-  impl_->since = standing.since;
+void Limiter::set_grant_state(const EscrowGrantState& state) {
+  impl_->open = state.open;
+  impl_->stopped = state.stopped;
+  impl_->disk = state.disk;
+  impl_->fence_time = state.fence_time;
+  impl_->gives_ahead = state.ahead;
+  impl_->since = state.since;
 }
 
 std::optional<std::uint64_t> Limiter::absorb_rows(const crdt::CellId& cell,

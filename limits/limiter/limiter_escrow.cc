@@ -6,7 +6,7 @@ namespace weir {
 
 bool Limiter::Impl::takes_share(const crdt::Epoch& epoch) const {
   return open.load(std::memory_order_relaxed) &&
-         epoch.start > horizon.load(std::memory_order_relaxed);
+         epoch.start > fence_time.load(std::memory_order_relaxed);
 }
 
 EscrowCell& Limiter::Impl::place(const Plan& plan, const SeriesId& id, EscrowCell& cell) const {
@@ -277,7 +277,7 @@ std::uint64_t Limiter::Impl::share_of(const EscrowBucketShape& shape, const Seri
 std::uint64_t Limiter::Impl::part_of(const EscrowBucketShape& shape, const SeriesId& id,
                                      EscrowBucket& bucket, EscrowCell* cell,
                                      const crdt::Epoch& period) const {
-  bool own = period.start > horizon.load(std::memory_order_relaxed);
+  bool own = period.start > fence_time.load(std::memory_order_relaxed);
   if (cell == nullptr) return own ? share_of(shape, id, bucket, period.start) : 0;
   cell->share = share_of(shape, id, bucket, period.start);
   crdt::Int128 left = cell->left(own);
@@ -289,7 +289,7 @@ std::uint64_t Limiter::Impl::part_of(const EscrowBucketShape& shape, const Serie
 Nanos Limiter::Impl::same_until(const SeriesId& id, const Series* series,
                                 const EscrowBucket& bucket, Nanos now) const {
   Nanos until = kNever;
-  Nanos from = horizon.load(std::memory_order_relaxed);
+  Nanos from = fence_time.load(std::memory_order_relaxed);
   if (period_at(id, now).start <= from) {
     if (from < kMaxTime) until = period_from(id, from + 1).start;
   } else if (bucket.share_until < kMaxTime) {

@@ -222,11 +222,11 @@ struct Limiter::Impl {
   RequestIds ids;
   Tickets tickets;
   std::atomic<std::uint64_t> timed_out{0};
-  // Where escrow rules stand: EscrowStanding, read by every thread.
+  // EscrowGrantState, read by every thread.
   std::atomic<bool> open{true};
   std::atomic<bool> stopped{false};
   std::atomic<bool> disk{true};
-  std::atomic<Nanos> horizon{-1};
+  std::atomic<Nanos> fence_time{-1};
   std::atomic<Nanos> gives_ahead{kMaxTime};
   std::atomic<Nanos> since{-1};
   EscrowNeeds needs;
@@ -724,7 +724,7 @@ struct Limiter::Impl {
   std::uint64_t advance(const EscrowBucketShape& shape, const SeriesId& id, Series* series,
                         EscrowBucket& bucket, Nanos now) const;
 
-  /// The bucket of a series that was not used since this life's standing is open, or is full again.
+  /// The bucket of a series that was not used since grants of this life are open, or is full again.
   EscrowBucket unused_bucket(const EscrowBucketShape& shape, const SeriesId& id, Nanos now) const;
   EscrowBucket& made_escrow_bucket(const Plan& plan, const SeriesId& id, Series& series,
                                    Nanos now) const;
