@@ -17,20 +17,22 @@ std::unique_ptr<const Program> Limiter::Impl::make_program(std::shared_ptr<const
   program->rules = std::move(rules);
   for (const Rule& rule : program->rules->rules()) {
     SeriesId id = identity_of(rule);
-    program->by_identity.emplace(id, static_cast<std::uint32_t>(program->plans.size()));
-    Plan plan = plan_of(rule, numbers.number_of(id, rule), id);
-    plan.index = static_cast<std::uint32_t>(program->plans.size());
-    plan.commit = plan.commit && options.replicated;
-    if (plan.escrow) {
-      plan.name = hash_with(internal::KeyedHash(options.hash_key), "name of " + identity(rule));
-      program->escrow.emplace(plan.name, static_cast<std::uint32_t>(program->plans.size()));
+    program->by_identity.emplace(id, static_cast<std::uint32_t>(program->compiled_rules.size()));
+    CompiledRule compiled = compile(rule, numbers.number_of(id, rule), id);
+    compiled.index = static_cast<std::uint32_t>(program->compiled_rules.size());
+    compiled.commit = compiled.commit && options.replicated;
+    if (compiled.escrow) {
+      compiled.name = hash_with(internal::KeyedHash(options.hash_key), "name of " + identity(rule));
+      program->escrow.emplace(compiled.name,
+                              static_cast<std::uint32_t>(program->compiled_rules.size()));
     }
-    program->plans.push_back(std::move(plan));
+    program->compiled_rules.push_back(std::move(compiled));
   }
   for (auto& stripe : program->counters) {
-    stripe = std::make_unique<AtomicCounters[]>(program->plans.size());
+    stripe = std::make_unique<AtomicCounters[]>(program->compiled_rules.size());
   }
-  if (program->plans.size() <= kScannedRules) program->prefilters = prefilters_of(program->plans);
+  if (program->compiled_rules.size() <= kScannedRules)
+    program->prefilters = prefilters_of(program->compiled_rules);
   versions.push_back(program->rules);
   if (versions.size() > kVersionsKept) versions.erase(versions.begin());
   return program;
@@ -40,7 +42,7 @@ void Limiter::Impl::reload(std::shared_ptr<const RuleSet> rules) {
   std::lock_guard lock(reload_mutex);
   programs.replace(make_program(std::move(rules), programs.current().version + 1));
   forget_programs();
-  if (numbers.size() < 2 * programs.current().plans.size() + kManyNumbers) return;
+  if (numbers.size() < 2 * programs.current().compiled_rules.size() + kManyNumbers) return;
   std::vector<bool> used = used_numbers();
   table.visit_all([&](SeriesEntry& entry) {
     note_number(entry, used);
@@ -65,7 +67,7 @@ void Limiter::Impl::forget_programs() {
 std::vector<bool> Limiter::Impl::used_numbers() const {
   std::vector<bool> used(numbers.end());
   programs.for_each([&](const Program& program) {
-    for (const Plan& plan : program.plans) used[plan.number] = true;
+    for (const CompiledRule& compiled : program.compiled_rules) used[compiled.number] = true;
   });
   return used;
 }
@@ -83,8 +85,8 @@ void Limiter::Impl::forget_numbers(const std::vector<bool>& used) {
 RuleCounters Limiter::Impl::counters(std::uint32_t rule) {
   std::lock_guard lock(reload_mutex);
   RuleCounters sum;
-  if (rule >= programs.current().plans.size()) return sum;
-  SeriesId id = identity_of(*programs.current().plans[rule].rule);
+  if (rule >= programs.current().compiled_rules.size()) return sum;
+  SeriesId id = identity_of(*programs.current().compiled_rules[rule].rule);
   if (auto before = past.find(id); before != past.end()) sum = before->second;
   programs.for_each([&](const Program& program) {
     auto found = program.by_identity.find(id);
@@ -121,19 +123,19 @@ void Limiter::Impl::translate(const Program& program, const RuleSet& told_by, De
   }
 }
 
-SeriesId Limiter::Impl::series_of(const Plan& plan, const Request& request,
+SeriesId Limiter::Impl::series_of(const CompiledRule& compiled, const Request& request,
                                   std::string& key) const {
-  const std::vector<std::string>& names = plan.rule->key;
+  const std::vector<std::string>& names = compiled.rule->key;
   if (names.size() == 1) {
     const std::string_view* value = request.find(names[0]);
-    return hash_with(plan.hash_key, value == nullptr ? std::string_view{} : *value);
+    return hash_with(compiled.hash_key, value == nullptr ? std::string_view{} : *value);
   }
   key.clear();
   for (const std::string& name : names) {
     const std::string_view* value = request.find(name);
     append_text(key, value == nullptr ? std::string_view{} : *value);
   }
-  return hash_with(plan.hash_key, key);
+  return hash_with(compiled.hash_key, key);
 }
 
 void Limiter::Impl::prepare(const Request& request, Nanos now, Local& work, Items& items) {
@@ -167,12 +169,12 @@ void Limiter::Impl::prepare_one(const Request& request, Nanos now, Local& work, 
   for (const Prefilter& prefilter : program.prefilters) {
     if (!prefilter.same_domain) domain = internal::same_text(prefilter.domain, request.domain);
     if (!domain) continue;
-    const Plan& plan = *prefilter.plan;
+    const CompiledRule& compiled = *prefilter.compiled;
     if (prefilter.one_entry) {
       const std::string_view* value = request.find(prefilter.key);
-      if (value != nullptr) add(plan, id_of(plan, *value, work), request, now, work, items);
-    } else if (plan.rule->matches(request)) {
-      add_any(plan, request, now, work, items);
+      if (value != nullptr) add(compiled, id_of(compiled, *value, work), request, now, work, items);
+    } else if (compiled.rule->matches(request)) {
+      add_any(compiled, request, now, work, items);
     }
   }
 }
@@ -181,29 +183,29 @@ void Limiter::Impl::prepare_by_index(const Request& request, Nanos now, Local& w
   work.matched.clear();
   work.program->rules->match(request, work.matched);
   for (std::uint32_t index : work.matched) {
-    add_any(work.program->plans[index], request, now, work, items);
+    add_any(work.program->compiled_rules[index], request, now, work, items);
   }
 }
 
-void Limiter::Impl::add_any(const Plan& plan, const Request& request, Nanos now, Local& work,
-                            Items& items) {
-  add(plan, series_of(plan, request, work.key), request, now, work, items);
+void Limiter::Impl::add_any(const CompiledRule& compiled, const Request& request, Nanos now,
+                            Local& work, Items& items) {
+  add(compiled, series_of(compiled, request, work.key), request, now, work, items);
 }
 
-inline void Limiter::Impl::add(const Plan& plan, const SeriesId& known, const Request& request,
-                               Nanos now, const Local& work, Items& items) {
+inline void Limiter::Impl::add(const CompiledRule& compiled, const SeriesId& known,
+                               const Request& request, Nanos now, const Local& work, Items& items) {
   const SeriesId id = known;
   Item& item = items.next();
   item.first = table.first(id);
   // A thread with a credit leaves the entry's cache line to others.
   item.credit = &table.credit(work.stripe, id);
   if (item.credit->id != id) __builtin_prefetch(item.first, 1);
-  item.plan = &plan;
-  item.rule = plan.index;
+  item.compiled = &compiled;
+  item.rule = compiled.index;
   item.id = id;
-  item.cost = cost_of(plan, request);
+  item.cost = cost_of(compiled, request);
   item.demand_counted = request.demand_noted;
-  if (!plan.bucket_cell && !plan.log) find_window(plan, item, now);
+  if (!compiled.bucket_cell && !compiled.log) find_window(compiled, item, now);
 }
 
 void Limiter::Impl::check(const Request& request, Nanos given, Decision& out) {
@@ -212,9 +214,9 @@ void Limiter::Impl::check(const Request& request, Nanos given, Decision& out) {
   bool plain = (request.id.size() | request.more.size()) == 0;  // in one branch
   if (work.single && work.program != nullptr && plain) [[likely]] {
     SingleMatch single = single_match(*work.program, request);
-    if (single.plan != nullptr && single.plan->small) [[likely]] {
-      const SeriesId id = id_of(*single.plan, *single.value, work);
-      if (decide_alone(*single.plan, id, cost_of(*single.plan, request), table.first(id),
+    if (single.compiled != nullptr && single.compiled->small) [[likely]] {
+      const SeriesId id = id_of(*single.compiled, *single.value, work);
+      if (decide_alone(*single.compiled, id, cost_of(*single.compiled, request), table.first(id),
                        table.credit(work.stripe, id), work, clamp(given, work.stripe), out))
           [[likely]] {
         return;
@@ -245,8 +247,8 @@ Limiter::Impl::SingleMatch Limiter::Impl::single_match(const Program& program,
     if (!prefilter.one_entry) return {};
     const std::string_view* value = request.find(prefilter.key);
     if (value == nullptr) continue;
-    if (single.plan != nullptr) return {};
-    single = {prefilter.plan, value};
+    if (single.compiled != nullptr) return {};
+    single = {prefilter.compiled, value};
   }
   return single;
 }
@@ -304,7 +306,7 @@ void Limiter::Impl::decide(Items& all, Local& work, Nanos now, Decision& out) {
     for (Item& item : items) {
       if (item.entry == nullptr) item.entry = table.find(item.id, item.first);
     }
-    if (!lock_all(items, work.locked) || !settle(items, now, out)) continue;
+    if (!lock_all(items, work.locked) || !decide_locked(items, now, out)) continue;
     for (Item& item : items) {
       if (again && item.made) table.remove_unused(*item.entry, item.id);
     }
@@ -316,17 +318,17 @@ void Limiter::Impl::decide(Items& all, Local& work, Nanos now, Decision& out) {
 }
 
 bool Limiter::Impl::decide_alone(const Item& item, Local& work, Nanos now, Decision& out) {
-  return item.plan->small &&
-         decide_alone(*item.plan, item.id, item.cost, item.first, *item.credit, work, now, out);
+  return item.compiled->small &&
+         decide_alone(*item.compiled, item.id, item.cost, item.first, *item.credit, work, now, out);
 }
 
-inline bool Limiter::Impl::decide_alone(const Plan& plan, const SeriesId id,
+inline bool Limiter::Impl::decide_alone(const CompiledRule& compiled, const SeriesId id,
                                         const std::uint64_t cost, SeriesEntry* first,
                                         Credit& credit, Local& work, Nanos now, Decision& out) {
   if (!has_one(out.statuses)) [[unlikely]]
     make_one(out.statuses);
   RuleStatus& status = *out.statuses.data();
-  status.limit = plan.limit;
+  status.limit = compiled.limit;
   bool consumes = true;
   if (has_credit(credit, id, cost, *work.program, now) && credit.spend(cost)) {
     tell_of_credit(credit, now, status);
@@ -336,25 +338,25 @@ inline bool Limiter::Impl::decide_alone(const Plan& plan, const SeriesId id,
       return false;
     if (entry->has(SeriesEntry::kCredits)) [[unlikely]]
       close_ended_credits(*entry, cost, now);
-    if (plan.bucket_cell) {
+    if (compiled.bucket_cell) {
       Owed owed;
-      if (!assess_bucket_alone(plan, *entry, cost, now, owed, status)) [[unlikely]]
+      if (!assess_bucket_alone(compiled, *entry, cost, now, owed, status)) [[unlikely]]
         return false;
       consumes = status.allowed && cost > 0;
       if (consumes) [[likely]] {
-        consume_compact(plan, *entry, owed, cost, now);
+        consume_compact(compiled, *entry, owed, cost, now);
         if (wants_credit(*entry, work)) [[unlikely]] {
-          open_credit(plan, id, cost, *entry, credit, work, now, status);
+          open_credit(compiled, id, cost, *entry, credit, work, now, status);
         }
       }
       SeriesTable::unlock(*entry, work.stripe);
-      finish(plan, owed, cost, consumes, status);
+      finish(compiled, owed, cost, consumes, status);
     } else {
       WindowShape shape;
       std::int64_t index = 0;
       Nanos start = 0;
-      find_window(plan, id, now, shape, index, start);
-      if (!assess_window_alone(plan, *entry, cost, now, shape, start, status)) [[unlikely]] {
+      find_window(compiled, id, now, shape, index, start);
+      if (!assess_window_alone(compiled, *entry, cost, now, shape, start, status)) [[unlikely]] {
         return false;
       }
       consumes = status.allowed && cost > 0;
@@ -362,10 +364,10 @@ inline bool Limiter::Impl::decide_alone(const Plan& plan, const SeriesId id,
         if (fits_in_window(*entry, cost, start) && !options.replicated) [[likely]] {
           entry->count[0] += static_cast<std::uint32_t>(cost);
         } else {
-          consume_window_alone(plan, id, cost, *entry, credit, now, status);
+          consume_window_alone(compiled, id, cost, *entry, credit, now, status);
         }
         if (wants_credit(*entry, work)) [[unlikely]] {
-          open_credit(plan, id, cost, *entry, credit, work, now, status);
+          open_credit(compiled, id, cost, *entry, credit, work, now, status);
         }
       }
       SeriesTable::unlock(*entry, work.stripe);
@@ -374,13 +376,13 @@ inline bool Limiter::Impl::decide_alone(const Plan& plan, const SeriesId id,
     if (consumes) [[likely]]
       status.remaining -= cost;
   }
-  status.rule = plan.index;
+  status.rule = compiled.index;
   status.descriptor = 0;
-  status.shadow = plan.shadow;
+  status.shadow = compiled.shadow;
   status.degraded = status.elsewhere = false;
-  out.allowed = status.allowed || plan.shadow;
-  out.deciding = plan.shadow ? -1 : 0;
-  out.wants_commit = consumes && plan.commit;
+  out.allowed = status.allowed || compiled.shadow;
+  out.deciding = compiled.shadow ? -1 : 0;
+  out.wants_commit = consumes && compiled.commit;
   out.repeated = false;
   out.version = work.program->version;
   count(status, work);
@@ -395,13 +397,13 @@ bool Limiter::Impl::decide_few(std::span<Item> items, Local& work, Nanos now, De
   RuleStatus* status = statuses;
   bool allowed = true;
   for (Item& item : items) {
-    status->limit = item.plan->limit;
+    status->limit = item.compiled->limit;
     if (&item == by_credit) {
       tell_of_credit(*item.credit, now, *status);
     } else if (!assess_small(item, now, *status)) [[unlikely]] {
       return leave(items, by_credit);
     }
-    allowed &= status->allowed || item.plan->shadow;
+    allowed &= status->allowed || item.compiled->shadow;
     ++status;
   }
   // With this, if there is a credit, all of it happens.
@@ -412,31 +414,31 @@ bool Limiter::Impl::decide_few(std::span<Item> items, Local& work, Nanos now, De
   RuleStatus* deciding = nullptr;
   status = statuses;
   for (Item& item : items) {
-    const Plan& plan = *item.plan;
+    const CompiledRule& compiled = *item.compiled;
     bool consumes = allowed && status->allowed && item.cost > 0;
     if (&item != by_credit) {
       if (consumes) {
-        consume_small(plan, item, now, *status);
+        consume_small(compiled, item, now, *status);
         if (wants_credit(*item.entry, work)) [[unlikely]] {
-          open_credit(plan, item.id, item.cost, *item.entry, *item.credit, work, now, *status);
+          open_credit(compiled, item.id, item.cost, *item.entry, *item.credit, work, now, *status);
         }
       }
       SeriesTable::unlock(*item.entry, work.stripe);
-      if (plan.bucket_cell) {
-        finish(plan, item.owed, item.cost, consumes, *status);
+      if (compiled.bucket_cell) {
+        finish(compiled, item.owed, item.cost, consumes, *status);
       } else if (consumes) {
         status->reset = reset_of_windows(item.shape, item.start, *status, now);
       }
     }
     if (consumes) {
       status->remaining -= item.cost;
-      wants_commit |= plan.commit;
+      wants_commit |= compiled.commit;
     }
     status->rule = item.rule;
     status->descriptor = item.descriptor;
-    status->shadow = plan.shadow;
+    status->shadow = compiled.shadow;
     status->degraded = status->elsewhere = false;
-    if (!plan.shadow && decides(*status, deciding, allowed)) deciding = status;
+    if (!compiled.shadow && decides(*status, deciding, allowed)) deciding = status;
     count(*status, work);
     ++status;
   }
@@ -454,7 +456,7 @@ inline bool Limiter::Impl::lock_small(std::span<Item> items, const Program& prog
   std::size_t count = 0;
   if (items.empty() || items.size() > order.size()) return false;
   for (Item& item : items) {
-    if (!item.plan->small) return false;
+    if (!item.compiled->small) return false;
     if (by_credit == nullptr && has_credit(*item.credit, item.id, item.cost, program, now)) {
       by_credit = &item;
       continue;
@@ -484,16 +486,16 @@ bool Limiter::Impl::leave(std::span<Item> items, const Item* by_credit) {
 }
 
 inline bool Limiter::Impl::assess_small(Item& item, Nanos now, RuleStatus& status) {
-  const Plan& plan = *item.plan;
+  const CompiledRule& compiled = *item.compiled;
   SeriesEntry& entry = *item.entry;
   auto assess = [&] {
-    if (plan.bucket_cell) {
-      if (!is_compact(plan, entry)) return false;
-      item.owed = assess_compact(plan, entry, item.cost, now, status);
+    if (compiled.bucket_cell) {
+      if (!is_compact(compiled, entry)) return false;
+      item.owed = assess_compact(compiled, entry, item.cost, now, status);
       return true;
     }
     return entry.form() == Form::window && entry.time <= item.start &&
-           assess_small_windows(plan, entry, item.cost, now, item.shape, item.start, status);
+           assess_small_windows(compiled, entry, item.cost, now, item.shape, item.start, status);
   };
   if (!entry.has(SeriesEntry::kCredits)) [[likely]]
     return assess();
@@ -503,15 +505,15 @@ inline bool Limiter::Impl::assess_small(Item& item, Nanos now, RuleStatus& statu
   return assess();
 }
 
-inline void Limiter::Impl::consume_small(const Plan& plan, Item& item, Nanos now,
+inline void Limiter::Impl::consume_small(const CompiledRule& compiled, Item& item, Nanos now,
                                          const RuleStatus& status) {
   SeriesEntry& entry = *item.entry;
-  if (plan.bucket_cell) {
-    consume_compact(plan, entry, item.owed, item.cost, now);
+  if (compiled.bucket_cell) {
+    consume_compact(compiled, entry, item.owed, item.cost, now);
   } else if (fits_in_window(entry, item.cost, item.start) && !options.replicated) {
     entry.count[0] += static_cast<std::uint32_t>(item.cost);
   } else {
-    consume_window(plan, item, now, status);
+    consume_window(compiled, item, now, status);
   }
 }
 
@@ -523,28 +525,28 @@ void Limiter::Impl::make_one(std::vector<RuleStatus>& statuses) {
   statuses.resize(1);
 }
 
-inline bool Limiter::Impl::assess_bucket_alone(const Plan& plan, SeriesEntry& entry,
+inline bool Limiter::Impl::assess_bucket_alone(const CompiledRule& compiled, SeriesEntry& entry,
                                                std::uint64_t cost, Nanos now, Owed& owed,
                                                RuleStatus& status) {
-  if (is_compact(plan, entry)) [[likely]] {
-    owed = assess_compact(plan, entry, cost, now, status);
+  if (is_compact(compiled, entry)) [[likely]] {
+    owed = assess_compact(compiled, entry, cost, now, status);
     if (status.allowed || !entry.has(SeriesEntry::kCredits)) [[likely]]
       return true;
     table.close_credits(entry);
-    owed = assess_compact(plan, entry, cost, now, status);
+    owed = assess_compact(compiled, entry, cost, now, status);
     return true;
   }
   SeriesTable::unlock(entry);
   return false;
 }
 
-inline bool Limiter::Impl::assess_window_alone(const Plan& plan, SeriesEntry& entry,
+inline bool Limiter::Impl::assess_window_alone(const CompiledRule& compiled, SeriesEntry& entry,
                                                std::uint64_t cost, Nanos now,
                                                const WindowShape& shape, Nanos start,
                                                RuleStatus& status) {
   auto assess = [&] {
     return entry.form() == Form::window && entry.time <= start &&
-           assess_small_windows(plan, entry, cost, now, shape, start, status);
+           assess_small_windows(compiled, entry, cost, now, shape, start, status);
   };
   bool assessed = assess();
   if ((!assessed || !status.allowed) && entry.has(SeriesEntry::kCredits)) [[unlikely]] {
@@ -560,11 +562,11 @@ inline bool Limiter::Impl::wants_credit(const SeriesEntry& entry, const Local& w
   return entry.last() != work.stripe && work.alone();
 }
 
-void Limiter::Impl::consume_window_alone(const Plan& plan, SeriesId id, std::uint64_t cost,
-                                         SeriesEntry& entry, Credit& credit, Nanos now,
-                                         const RuleStatus& status) {
-  Item item = item_alone(plan, id, cost, entry, credit, now);
-  consume_window(plan, item, now, status);
+void Limiter::Impl::consume_window_alone(const CompiledRule& compiled, SeriesId id,
+                                         std::uint64_t cost, SeriesEntry& entry, Credit& credit,
+                                         Nanos now, const RuleStatus& status) {
+  Item item = item_alone(compiled, id, cost, entry, credit, now);
+  consume_window(compiled, item, now, status);
 }
 
 inline bool Limiter::Impl::fits_in_window(const SeriesEntry& entry, std::uint64_t cost,
@@ -572,22 +574,22 @@ inline bool Limiter::Impl::fits_in_window(const SeriesEntry& entry, std::uint64_
   return entry.time == start && cost <= kMaxSmall - entry.count[0];
 }
 
-void Limiter::Impl::consume_window(const Plan& plan, Item& item, Nanos now,
+void Limiter::Impl::consume_window(const CompiledRule& compiled, Item& item, Nanos now,
                                    const RuleStatus& status) {
   if (!fits_in_window(*item.entry, item.cost, item.start)) table.close_credits(*item.entry);
-  consume(plan, item, now, status);
+  consume(compiled, item, now, status);
 }
 
-Item Limiter::Impl::item_alone(const Plan& plan, const SeriesId& id, std::uint64_t cost,
+Item Limiter::Impl::item_alone(const CompiledRule& compiled, const SeriesId& id, std::uint64_t cost,
                                SeriesEntry& entry, Credit& credit, Nanos now) {
   Item item;
-  item.plan = &plan;
-  item.rule = plan.index;
+  item.compiled = &compiled;
+  item.rule = compiled.index;
   item.entry = &entry;
   item.credit = &credit;
   item.id = id;
   item.cost = cost;
-  if (!plan.bucket_cell) find_window(plan, item, now);
+  if (!compiled.bucket_cell) find_window(compiled, item, now);
   return item;
 }
 
@@ -611,13 +613,13 @@ void Limiter::Impl::close_ended_credits(SeriesEntry& entry, std::uint64_t cost, 
   }
 }
 
-void Limiter::Impl::open_credit(const Plan& plan, SeriesId id, std::uint64_t cost,
+void Limiter::Impl::open_credit(const CompiledRule& compiled, SeriesId id, std::uint64_t cost,
                                 SeriesEntry& entry, Credit& credit, const Local& work, Nanos now,
                                 const RuleStatus& status) {
   if (!Credits::is_hot(credit, id)) return;
-  if (plan.bucket.queue || !table.may_have_credits(entry)) return;
+  if (compiled.bucket.queue || !table.may_have_credits(entry)) return;
   if (entry.form() == Form::general) return;  // which it may have become just now
-  const Item item = item_alone(plan, id, cost, entry, credit, now);
+  const Item item = item_alone(compiled, id, cost, entry, credit, now);
   std::uint64_t block = Credits::kFirstBlock;
   if (credit.id == item.id) {
     bool quiet = credit.left() > credit.block / 2;
@@ -637,26 +639,26 @@ void Limiter::Impl::open_credit(const Plan& plan, SeriesId id, std::uint64_t cos
   if (block < 4 * item.cost) return;
   Nanos until = now + Credits::kLife;
   std::uint64_t per_unit = 1;
-  if (plan.bucket_cell) {
-    per_unit = plan.compact.unit.value();
+  if (compiled.bucket_cell) {
+    per_unit = compiled.compact.unit.value();
     std::uint64_t sure = entry.word[0] - table.open_credits(entry).units * per_unit;
-    until = std::min(until, entry.time + plan.compact.drain_time(sure) - 1);
+    until = std::min(until, entry.time + compiled.compact.drain_time(sure) - 1);
     if (until < now + Credits::kMinLife) {
       credit.score = 0;  // it is no more than looked at now and then
       return;
     }
     entry.word[0] += block * per_unit;
-    credit.reset_at = entry.time + plan.compact.drain_time(entry.word[0]);
+    credit.reset_at = entry.time + compiled.compact.drain_time(entry.word[0]);
   } else {
     if (block > kMaxSmall - entry.count[0]) return;
     until = std::min(until, item.start + item.shape.sub - 1);
-    std::uint64_t used = plan.limit - std::min(plan.limit, room);
+    std::uint64_t used = compiled.limit - std::min(compiled.limit, room);
     if (options.replicated &&
-        crosses_sync_threshold(used, add_saturated(used, block), plan.limit)) {
+        crosses_sync_threshold(used, add_saturated(used, block), compiled.limit)) {
       entry.set(SeriesEntry::kUrgent);
     }
     entry.count[0] += static_cast<std::uint32_t>(block);
-    credit.reset_at = now + reset_after(plan, item, status, now);
+    credit.reset_at = now + reset_after(compiled, item, status, now);
   }
   credit.id = item.id;
   credit.version = work.program->version;
@@ -735,14 +737,14 @@ std::shared_ptr<const RuleSet> Limiter::rules(std::uint64_t version) const {
 crdt::SeriesId Limiter::series_of(std::uint32_t rule, const Request& request) const {
   Impl::Programs::Use program = impl_->use(local());
   std::string key;
-  if (rule >= program->plans.size()) return {};
-  return impl_->series_of(program->plans[rule], request, key);
+  if (rule >= program->compiled_rules.size()) return {};
+  return impl_->series_of(program->compiled_rules[rule], request, key);
 }
 
 crdt::SeriesId Limiter::rule_identity(std::uint32_t rule) const {
   std::lock_guard lock(impl_->reload_mutex);
-  const std::vector<Plan>& plans = impl_->programs.current().plans;
-  return rule < plans.size() ? impl_->identity_of(*plans[rule].rule) : SeriesId{};
+  const std::vector<CompiledRule>& compiled_rules = impl_->programs.current().compiled_rules;
+  return rule < compiled_rules.size() ? impl_->identity_of(*compiled_rules[rule].rule) : SeriesId{};
 }
 
 RuleCounters Limiter::counters(std::uint32_t rule) const {
@@ -755,10 +757,10 @@ std::size_t Limiter::series_count() const {
 
 std::uint64_t Limiter::used(std::uint32_t index, const Request& request, Nanos now) {
   Impl::Programs::Use program = impl_->use(local());
-  if (index >= program->plans.size()) return 0;
-  const Plan& plan = program->plans[index];
+  if (index >= program->compiled_rules.size()) return 0;
+  const CompiledRule& compiled = program->compiled_rules[index];
   std::string key;
-  return impl_->used(plan, impl_->series_of(plan, request, key), now);
+  return impl_->used(compiled, impl_->series_of(compiled, request, key), now);
 }
 
 void Limiter::told_durable(const crdt::OwnCount& count) {

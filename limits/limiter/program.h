@@ -83,7 +83,7 @@ struct Owed {
 };
 
 /// A rule as decisions need it.
-struct Plan {
+struct CompiledRule {
   const Rule* rule = nullptr;
   std::uint32_t index = 0;                  // of the rule
   std::uint32_t number = 0;                 // see RuleNumbers
@@ -116,17 +116,17 @@ struct Prefilter {
   bool same_domain = false;  // as the one before has
   bool one_entry = false;    // `key` is all that a request must have
   std::string_view key;
-  const Plan* plan = nullptr;
+  const CompiledRule* compiled = nullptr;
 };
 
 /// The rules in force, and what was counted of them while they were.
 struct Program {
   std::uint64_t version = 0;
   std::shared_ptr<const RuleSet> rules;
-  std::vector<Plan> plans;            // by rule
-  std::vector<Prefilter> prefilters;  // by rule, or none
+  std::vector<CompiledRule> compiled_rules;  // by rule
+  std::vector<Prefilter> prefilters;         // by rule, or none
   std::unordered_map<SeriesId, std::uint32_t> by_identity;
-  std::unordered_map<SeriesId, std::uint32_t> escrow;                // by Plan::name
+  std::unordered_map<SeriesId, std::uint32_t> escrow;                // by CompiledRule::name
   std::array<std::unique_ptr<AtomicCounters[]>, kStripes> counters;  // by rule
 
   RuleCounters count(std::uint32_t rule) const {
@@ -147,8 +147,8 @@ void append_text(std::string& out, std::string_view text);
 /// What makes two rules count apart. Not the numbers: a changed limit keeps its counts.
 std::string identity(const Rule& rule);
 /// `number`: see RuleNumbers. The rule must outlive it.
-Plan plan_of(const Rule& rule, std::uint32_t number, const SeriesId& identity);
-/// The plans must stay where they are.
-std::vector<Prefilter> prefilters_of(const std::vector<Plan>& plans);
+CompiledRule compile(const Rule& rule, std::uint32_t number, const SeriesId& identity);
+/// The compiled rules must stay where they are.
+std::vector<Prefilter> prefilters_of(const std::vector<CompiledRule>& compiled_rules);
 
 }  // namespace weir
