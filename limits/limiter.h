@@ -200,7 +200,7 @@ class Limiter {
 
   // Escrow rules, for EscrowAgent.
 
-  void set_standing(const EscrowStanding& standing);
+  void set_grant_state(const EscrowGrantState& state);
   /// What others wrote of a window; replaces what was told before. The units of rights that came
   /// with it; nothing if there is no memory.
   std::optional<std::uint64_t> absorb_rows(const crdt::CellId& cell, const EscrowOthers& others);

@@ -44,7 +44,7 @@ struct Request {
   /// If not empty: of the rules that match only those of these names apply. For one request that is
   /// decided in several places.
   std::span<const std::string_view> only = {};
-  /// Escrow: what it asks for was noted before, perhaps by another member. It is no sign of demand
+  /// Escrow: what it asks for was counted before, perhaps by another member. It is no sign of demand
   /// here.
   bool demand_noted = false;
   /// Further descriptors of the same request, each with hits of its own. All pass or none does: a

@@ -406,9 +406,9 @@ LAW(27, "of a window that a later life has a share of, nothing is given", "the l
   options.shares = std::make_shared<const ShareTable>(
       std::vector<Shareholder>{{member_of(0), {{}}}, {member_of(1), {{}}}});
   Limiter limiter(rule_set({rule}), options);
-  EscrowStanding standing;
-  standing.ahead = *between<Nanos>(1, 200).as("ahead") * kMillisecond * 50;
-  limiter.set_standing(standing);
+  EscrowGrantState state;
+  state.ahead = *between<Nanos>(1, 200).as("ahead") * kMillisecond * 50;
+  limiter.set_grant_state(state);
   // What it asks for itself names the rule and its windows.
   std::vector<Entry> entries{{"key", "k"}};
   RC_ASSERT(!limiter.check({"api", entries, rule.limit}, kStart).allowed);
@@ -419,14 +419,14 @@ LAW(27, "of a window that a later life has a share of, nothing is given", "the l
   Nanos windows = *between<Nanos>(2, 12).as("windows later") * rule.window;
   id.epoch = {id.epoch.start + windows, id.epoch.expiry + windows};
   // A life that begins at `now` has its share of what starts after now + ahead.
-  Nanos apart = *one_of<Nanos>({-rule.window / 2, 0, 1, standing.ahead - 1, standing.ahead,
-                                standing.ahead + 1, 3 * standing.ahead})
+  Nanos apart = *one_of<Nanos>({-rule.window / 2, 0, 1, state.ahead - 1, state.ahead,
+                                state.ahead + 1, 3 * state.ahead})
                      .as("until it starts");
   Nanos now = id.epoch.start - apart;
   std::uint64_t given = limiter.give_rights(needs[0].rule, id, {2, 1}, 1, now);
-  RC_ASSERT((given > 0) == (apart <= standing.ahead));
-  reached("the last that may be", apart == standing.ahead);
-  reached("too far ahead", apart > standing.ahead);
+  RC_ASSERT((given > 0) == (apart <= state.ahead));
+  reached("the last that may be", apart == state.ahead);
+  reached("too far ahead", apart > state.ahead);
   reached("the current one", apart <= 0);
 }
 

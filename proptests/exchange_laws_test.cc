@@ -13,16 +13,17 @@ namespace weir::laws {
 namespace {
 
 /// Counts at which the others are told at once, one by one.
-std::set<std::uint64_t> marks_of(std::uint64_t limit) {
-  std::set<std::uint64_t> marks{(limit + 1) / 2, (limit * 8 + 9) / 10, limit};
+std::set<std::uint64_t> thresholds_of(std::uint64_t limit) {
+  std::set<std::uint64_t> thresholds{(limit + 1) / 2, (limit * 8 + 9) / 10, limit};
   std::uint64_t step = limit < 2048 ? 1 : limit / 1024;
-  for (std::uint64_t mark = (limit * 9 + 9) / 10; mark <= limit; mark += step) marks.insert(mark);
-  return marks;
+  for (std::uint64_t threshold = (limit * 9 + 9) / 10; threshold <= limit; threshold += step)
+    thresholds.insert(threshold);
+  return thresholds;
 }
 
-LAW(44, "a series is exchanged at once at its marks, and near its limit at every step", "a mark",
-    "no mark", "the last tenth", "used up", "others' counts", "a bucket", "a window",
-    "a limit of one") {
+LAW(44, "a series is exchanged at once at its thresholds, and near its limit at every step",
+    "a threshold", "no threshold", "the last tenth", "used up", "others' counts", "a bucket",
+    "a window", "a limit of one") {
   Rule rule;
   rule.domain = "api";
   rule.name = "r";
@@ -37,7 +38,7 @@ LAW(44, "a series is exchanged at once at its marks, and near its limit at every
   options.replicated = true;
   options.incarnation = {1, 1};
   Limiter limiter(rule_set({rule}), options);
-  std::set<std::uint64_t> marks = marks_of(rule.limit);
+  std::set<std::uint64_t> thresholds = thresholds_of(rule.limit);
   std::vector<Entry> entries{{"key", "k"}};
   std::uint64_t used = 0;
   std::uint64_t own = 0;
@@ -62,8 +63,8 @@ LAW(44, "a series is exchanged at once at its marks, and near its limit at every
       reached("others' counts");
     }
     if (limiter.check({"api", entries, hits}, kStart).allowed && hits > 0) {
-      auto mark = marks.upper_bound(used);
-      expected |= mark != marks.end() && *mark <= used + hits;
+      auto threshold = thresholds.upper_bound(used);
+      expected |= threshold != thresholds.end() && *threshold <= used + hits;
       used += hits;
       own += hits;
       counted = true;
@@ -76,8 +77,8 @@ LAW(44, "a series is exchanged at once at its marks, and near its limit at every
       // The whole count travels, and how urgent that is; never what was decided.
       RC_ASSERT(out[0].value == own);
       RC_ASSERT(out[0].urgent == expected);
-      reached("a mark", expected);
-      reached("no mark", !expected);
+      reached("a threshold", expected);
+      reached("no threshold", !expected);
       reached("the last tenth", expected && used * 10 >= rule.limit * 9 && used < rule.limit);
       reached("used up", used == rule.limit);
       reached("a bucket", bucket);

@@ -16,7 +16,7 @@ struct Verdict {
   Nanos reset = 0;              ///< before this cost is consumed
   Nanos retry_after = 0;
   Nanos delay = 0;
-  bool elsewhere = false;  ///< escrow, denied: other members may have rights left
+  bool exhausted_locally = false;  ///< escrow, denied: other members may have rights left
 };
 
 /// Fixed and sliding windows are one shape: sub-windows of length `sub`, of which the current one

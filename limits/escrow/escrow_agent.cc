@@ -56,9 +56,9 @@ void EscrowAgent::rules_changed() {
 // Lives.
 
 void EscrowAgent::begin(bool disk, Nanos time_floor, Nanos now) {
-  standing_ = {};
-  standing_.ahead = kHorizonSkews * replica_.options().max_skew;
-  standing_.disk = disk;
+  grant_state_ = {};
+  grant_state_.ahead = kHorizonSkews * replica_.options().max_skew;
+  grant_state_.disk = disk;
   began_ = now_ = now;
   time_floor_ = time_floor;
   may_take_over_ = disk;
@@ -67,7 +67,7 @@ void EscrowAgent::begin(bool disk, Nanos time_floor, Nanos now) {
 }
 
 void EscrowAgent::begin_anew(bool stopped, Nanos now) {
-  standing_.stopped = stopped;
+  grant_state_.stopped = stopped;
   may_take_over_ = false;
   taking_over_ = taken_over_ = registered_ = tainted_ = false;
   for (Peer& peer : peers_) peer.witnessed = false;
@@ -76,7 +76,7 @@ void EscrowAgent::begin_anew(bool stopped, Nanos now) {
 
 void EscrowAgent::register_life(Nanos now) {
   came(now);
-  standing_.open = false;
+  grant_state_.open = false;
   next_claim_ = now;
   elder_rows_ = replica_.counters().elder_rows;
   written_ = false;
@@ -127,10 +127,10 @@ void EscrowAgent::publish() {
   bool witnessed = peers_.empty();
   for (const Peer& peer : peers_) witnessed |= peer.witnessed;
   bool open = registered_ && witnessed && unabsorbed_.empty();
-  if (open && !standing_.open) standing_.since = now_;
-  standing_.open = open;
-  standing_.horizon = succession_.horizon;
-  limiter_.set_standing(standing_);
+  if (open && !grant_state_.open) grant_state_.since = now_;
+  grant_state_.open = open;
+  grant_state_.fence_time = succession_.horizon;
+  limiter_.set_grant_state(grant_state_);
 }
 
 void EscrowAgent::told_durable(const crdt::OwnCount& count) {
@@ -149,7 +149,7 @@ bool EscrowAgent::is_life_of(const crdt::Incarnation& life, const crdt::Member& 
 }
 
 void EscrowAgent::claim(Nanos now) {
-  if (taken_over_ || standing_.stopped || !registered_ || now < next_claim_) return;
+  if (taken_over_ || grant_state_.stopped || !registered_ || now < next_claim_) return;
   next_claim_ = now + options_.claim_interval;
   std::vector<crdt::PeerStatus> status = replica_.peers();
   for (crdt::PeerIndex i = 0; i < peers_.size(); ++i) {
@@ -229,7 +229,7 @@ void EscrowAgent::on(crdt::PeerIndex index, const crdt::Incarnation&,
 }
 
 void EscrowAgent::take_over_if_sure(Nanos now) {
-  if (!may_take_over_ || taking_over_ || !registered_ || standing_.stopped) return;
+  if (!may_take_over_ || taking_over_ || !registered_ || grant_state_.stopped) return;
   if (replica_.counters().elder_rows != elder_rows_) {
     // Some life of this member wrote what our disk does not hold.
     may_take_over_ = false;
@@ -292,7 +292,7 @@ void EscrowAgent::on(crdt::PeerIndex index, const crdt::Incarnation& from,
   // transfer rights to nobody.
   bool current = replica_.peers()[index].incarnation == from;
   std::uint64_t given = 0;
-  if (current && !standing_.stopped && crdt::valid_epoch(message.cell.epoch)) {
+  if (current && !grant_state_.stopped && crdt::valid_epoch(message.cell.epoch)) {
     given = limiter_.give_rights(message.rule, message.cell, from, message.wanted, now);
   }
   ++(given > 0 ? counters_.requests_served : counters_.requests_refused);
@@ -302,7 +302,7 @@ void EscrowAgent::on(crdt::PeerIndex index, const crdt::Incarnation& from,
 void EscrowAgent::ask_for_rights(Nanos now) {
   needs_.clear();
   limiter_.rights_needed(now, replica_.options().max_skew / kLeadShare, needs_);
-  if (standing_.stopped) return;
+  if (grant_state_.stopped) return;
   for (const RightsNeed& need : needs_) ask(need, now);
 }
 
@@ -378,7 +378,7 @@ void EscrowAgent::hand_over(Nanos now) {
   for (crdt::PeerIndex i = 0; i < status.size(); ++i) {
     if (status[i].incarnation) connected.push_back(i);
   }
-  if (!enabled_ || standing_.stopped || connected.empty()) return;
+  if (!enabled_ || grant_state_.stopped || connected.empty()) return;
   for (const RightsLeft& each : limiter_.rights_left(now, kMostHandedOver)) {
     // Where nobody has used any, it depends on the series.
     crdt::PeerIndex heir = connected[each.cell.series.lo % connected.size()];

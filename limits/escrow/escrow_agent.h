@@ -93,7 +93,7 @@ class EscrowAgent {
            is_scarce(rule.limit, *options_.shares);
   }
 
-  const EscrowStanding& standing() const { return standing_; }
+  const EscrowGrantState& grant_state() const { return grant_state_; }
   /// All that the predecessor had, or every share, is this life's.
   bool whole() const { return taken_over_; }
   const EscrowAgentCounters& counters() const { return counters_; }
@@ -151,7 +151,7 @@ class EscrowAgent {
   std::uint64_t newest_ = 0;    // horizon row that the disk knew
   crdt::Incarnation previous_;  // the newest life that the disk knew
   crdt::Succession succession_;
-  EscrowStanding standing_;
+  EscrowGrantState grant_state_;
   Nanos began_ = 0;
   Nanos now_ = 0;  // the latest that this life was told
   Nanos time_floor_ = 0;

@@ -152,11 +152,11 @@ TEST(Escrow, NothingIsSpentBeforeAPeerKnowsOfThisLife) {
   EXPECT_EQ(node.of_kind<crdt::LifeClaim>()[0].life, node.life);
   // A witness that knows rows that are not here yet is none.
   node.hear(crdt::LifeWitness{node.life, node.now, node.now, 77});
-  EXPECT_FALSE(node.agent->standing().open);
+  EXPECT_FALSE(node.agent->grant_state().open);
   node.hear(crdt::LifeWitness{{9, 9}, node.now, node.now, 0});
-  EXPECT_FALSE(node.agent->standing().open);
+  EXPECT_FALSE(node.agent->grant_state().open);
   node.witnessed();
-  EXPECT_TRUE(node.agent->standing().open);
+  EXPECT_TRUE(node.agent->grant_state().open);
   EXPECT_TRUE(node.agent->whole());
   EXPECT_TRUE(ask(*node.limiter, 5).allowed);
   Decision over = ask(*node.limiter, 1);
@@ -271,7 +271,7 @@ TEST(Escrow, ALifeOnTheSameDiskTakesOver) {
   EXPECT_EQ(ask(*node.limiter, 0).statuses[0].remaining, 0u);
   // The peer has not heard all of the first life yet; then it has, and this one has its rest.
   node.hear(crdt::LifeWitness{node.life, node.now, node.now, 0});
-  EXPECT_FALSE(node.agent->standing().open);
+  EXPECT_FALSE(node.agent->grant_state().open);
   node.witnessed(digest_of_lives(*node.replica, kSelf, node.life, node.now));
   EXPECT_TRUE(node.agent->whole());
   // Eight are used, and one was kept in reserve: that counts as used after a crash.
@@ -301,7 +301,7 @@ TEST(Escrow, ALifeThatHearsOfMoreThanItsDiskHeldTakesNothing) {
   lives.raise({{1, 2}, crdt::kHorizonRow}, static_cast<std::uint64_t>(node.now));
   node.hear(crdt::Repair{{{lives}, {{{1, 2}, kSelf}}}, {}});
   node.witnessed(digest_of_lives(*node.replica, kSelf, node.life, node.now));
-  EXPECT_TRUE(node.agent->standing().open);
+  EXPECT_TRUE(node.agent->grant_state().open);
   EXPECT_FALSE(node.agent->whole());
   EXPECT_FALSE(ask(*node.limiter, 1).allowed);
   // Shares of windows that begin later are its own.
@@ -419,7 +419,7 @@ TEST(EscrowBucket, ALifeBeginsWithAnEmptyOneOnceAPeerKnowsOfIt) {
   node.now += kMinute;
   EXPECT_FALSE(ask(*node.limiter, 1, node.now).allowed);
   node.witnessed();
-  ASSERT_TRUE(node.agent->standing().open);
+  ASSERT_TRUE(node.agent->grant_state().open);
   EXPECT_FALSE(ask(*node.limiter, 1, node.now).allowed);
   // Half of the burst is its own, and comes with half of the rate.
   EXPECT_EQ(ask(*node.limiter, 0, node.now + 5 * kSecond).statuses[0].remaining, 4u);

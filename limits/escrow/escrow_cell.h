@@ -11,16 +11,16 @@ namespace weir {
 
 /// What this node may count on now, as its driver tells (escrow_agent.h). Alone, as a program that
 /// links only a Limiter is, it has every limit to itself.
-struct EscrowStanding {
-  bool open = true;    ///< a peer knows of this life, so shares may be spent
-  Nanos horizon = -1;  ///< in windows that start after this
+struct EscrowGrantState {
+  bool open = true;       ///< a peer knows of this life, so shares may be spent
+  Nanos fence_time = -1;  ///< in windows that start after this
   /// Nothing is given of windows that start so much later than now: a later life has a share of
   /// them, and would not know. (Buckets: see escrow_bucket.h.)
   Nanos ahead = kMaxTime;
   Nanos since = -1;      ///< open since then, so buckets were empty then; -1: for ever, so full
   bool stopped = false;  ///< what is used can't be kept any more, so nothing may be
   bool disk = true;      ///< what is used must be on a disk before an answer may go out
-  bool takes_share(const crdt::Epoch& epoch) const { return open && epoch.start > horizon; }
+  bool takes_share(const crdt::Epoch& epoch) const { return open && epoch.start > fence_time; }
 };
 
 /// A limit of which each member has a few units at most. Of such a one nothing is kept in reserve,

@@ -2,7 +2,7 @@
 
 #include <weir/limits/limiter/limiter_impl.h>
 
-#include <weir/limits/algorithms/marks.h>
+#include <weir/limits/algorithms/sync_thresholds.h>
 
 namespace weir {
 
@@ -17,20 +17,22 @@ std::unique_ptr<const Program> Limiter::Impl::make_program(std::shared_ptr<const
   program->rules = std::move(rules);
   for (const Rule& rule : program->rules->rules()) {
     SeriesId id = identity_of(rule);
-    program->by_identity.emplace(id, static_cast<std::uint32_t>(program->plans.size()));
-    Plan plan = plan_of(rule, numbers.number_of(id, rule), id);
-    plan.index = static_cast<std::uint32_t>(program->plans.size());
-    plan.commit = plan.commit && options.replicated;
-    if (plan.escrow) {
-      plan.name = hash_with(internal::KeyedHash(options.hash_key), "name of " + identity(rule));
-      program->escrow.emplace(plan.name, static_cast<std::uint32_t>(program->plans.size()));
+    program->by_identity.emplace(id, static_cast<std::uint32_t>(program->compiled_rules.size()));
+    CompiledRule compiled = compile(rule, numbers.number_of(id, rule), id);
+    compiled.index = static_cast<std::uint32_t>(program->compiled_rules.size());
+    compiled.commit = compiled.commit && options.replicated;
+    if (compiled.escrow) {
+      compiled.name = hash_with(internal::KeyedHash(options.hash_key), "name of " + identity(rule));
+      program->escrow.emplace(compiled.name,
+                              static_cast<std::uint32_t>(program->compiled_rules.size()));
     }
-    program->plans.push_back(std::move(plan));
+    program->compiled_rules.push_back(std::move(compiled));
   }
   for (auto& stripe : program->counters) {
-    stripe = std::make_unique<AtomicCounters[]>(program->plans.size());
+    stripe = std::make_unique<AtomicCounters[]>(program->compiled_rules.size());
   }
-  if (program->plans.size() <= kScannedRules) program->prefilters = prefilters_of(program->plans);
+  if (program->compiled_rules.size() <= kScannedRules)
+    program->prefilters = prefilters_of(program->compiled_rules);
   versions.push_back(program->rules);
   if (versions.size() > kVersionsKept) versions.erase(versions.begin());
   return program;
@@ -40,7 +42,7 @@ void Limiter::Impl::reload(std::shared_ptr<const RuleSet> rules) {
   std::lock_guard lock(reload_mutex);
   programs.replace(make_program(std::move(rules), programs.current().version + 1));
   forget_programs();
-  if (numbers.size() < 2 * programs.current().plans.size() + kManyNumbers) return;
+  if (numbers.size() < 2 * programs.current().compiled_rules.size() + kManyNumbers) return;
   std::vector<bool> used = used_numbers();
   table.visit_all([&](SeriesEntry& entry) {
     note_number(entry, used);
@@ -65,7 +67,7 @@ void Limiter::Impl::forget_programs() {
 std::vector<bool> Limiter::Impl::used_numbers() const {
   std::vector<bool> used(numbers.end());
   programs.for_each([&](const Program& program) {
-    for (const Plan& plan : program.plans) used[plan.number] = true;
+    for (const CompiledRule& compiled : program.compiled_rules) used[compiled.number] = true;
   });
   return used;
 }
@@ -83,8 +85,8 @@ void Limiter::Impl::forget_numbers(const std::vector<bool>& used) {
 RuleCounters Limiter::Impl::counters(std::uint32_t rule) {
   std::lock_guard lock(reload_mutex);
   RuleCounters sum;
-  if (rule >= programs.current().plans.size()) return sum;
-  SeriesId id = identity_of(*programs.current().plans[rule].rule);
+  if (rule >= programs.current().compiled_rules.size()) return sum;
+  SeriesId id = identity_of(*programs.current().compiled_rules[rule].rule);
   if (auto before = past.find(id); before != past.end()) sum = before->second;
   programs.for_each([&](const Program& program) {
     auto found = program.by_identity.find(id);
@@ -121,19 +123,19 @@ void Limiter::Impl::translate(const Program& program, const RuleSet& told_by, De
   }
 }
 
-SeriesId Limiter::Impl::series_of(const Plan& plan, const Request& request,
+SeriesId Limiter::Impl::series_of(const CompiledRule& compiled, const Request& request,
                                   std::string& key) const {
-  const std::vector<std::string>& names = plan.rule->key;
+  const std::vector<std::string>& names = compiled.rule->key;
   if (names.size() == 1) {
     const std::string_view* value = request.find(names[0]);
-    return hash_with(plan.hash_key, value == nullptr ? std::string_view{} : *value);
+    return hash_with(compiled.hash_key, value == nullptr ? std::string_view{} : *value);
   }
   key.clear();
   for (const std::string& name : names) {
     const std::string_view* value = request.find(name);
     append_text(key, value == nullptr ? std::string_view{} : *value);
   }
-  return hash_with(plan.hash_key, key);
+  return hash_with(compiled.hash_key, key);
 }
 
 void Limiter::Impl::prepare(const Request& request, Nanos now, Local& work, Items& items) {
@@ -167,12 +169,12 @@ void Limiter::Impl::prepare_one(const Request& request, Nanos now, Local& work, 
   for (const Prefilter& prefilter : program.prefilters) {
     if (!prefilter.same_domain) domain = internal::same_text(prefilter.domain, request.domain);
     if (!domain) continue;
-    const Plan& plan = *prefilter.plan;
+    const CompiledRule& compiled = *prefilter.compiled;
     if (prefilter.one_entry) {
       const std::string_view* value = request.find(prefilter.key);
-      if (value != nullptr) add(plan, id_of(plan, *value, work), request, now, work, items);
-    } else if (plan.rule->matches(request)) {
-      add_any(plan, request, now, work, items);
+      if (value != nullptr) add(compiled, id_of(compiled, *value, work), request, now, work, items);
+    } else if (compiled.rule->matches(request)) {
+      add_any(compiled, request, now, work, items);
     }
   }
 }
@@ -181,29 +183,29 @@ void Limiter::Impl::prepare_by_index(const Request& request, Nanos now, Local& w
   work.matched.clear();
   work.program->rules->match(request, work.matched);
   for (std::uint32_t index : work.matched) {
-    add_any(work.program->plans[index], request, now, work, items);
+    add_any(work.program->compiled_rules[index], request, now, work, items);
   }
 }
 
-void Limiter::Impl::add_any(const Plan& plan, const Request& request, Nanos now, Local& work,
-                            Items& items) {
-  add(plan, series_of(plan, request, work.key), request, now, work, items);
+void Limiter::Impl::add_any(const CompiledRule& compiled, const Request& request, Nanos now,
+                            Local& work, Items& items) {
+  add(compiled, series_of(compiled, request, work.key), request, now, work, items);
 }
 
-inline void Limiter::Impl::add(const Plan& plan, const SeriesId& known, const Request& request,
-                               Nanos now, const Local& work, Items& items) {
+inline void Limiter::Impl::add(const CompiledRule& compiled, const SeriesId& known,
+                               const Request& request, Nanos now, const Local& work, Items& items) {
   const SeriesId id = known;
   Item& item = items.next();
   item.first = table.first(id);
-  // A thread with a lane leaves the entry's cache line to others.
-  item.lane = &table.lane(work.stripe, id);
-  if (item.lane->id != id) __builtin_prefetch(item.first, 1);
-  item.plan = &plan;
-  item.rule = plan.index;
+  // A thread with a credit leaves the entry's cache line to others.
+  item.credit = &table.credit(work.stripe, id);
+  if (item.credit->id != id) __builtin_prefetch(item.first, 1);
+  item.compiled = &compiled;
+  item.rule = compiled.index;
   item.id = id;
-  item.cost = cost_of(plan, request);
-  item.noted = request.demand_noted;
-  if (!plan.bucket_cell && !plan.log) find_window(plan, item, now);
+  item.cost = cost_of(compiled, request);
+  item.demand_counted = request.demand_noted;
+  if (!compiled.bucket_cell && !compiled.log) find_window(compiled, item, now);
 }
 
 void Limiter::Impl::check(const Request& request, Nanos given, Decision& out) {
@@ -212,10 +214,10 @@ void Limiter::Impl::check(const Request& request, Nanos given, Decision& out) {
   bool plain = (request.id.size() | request.more.size()) == 0;  // in one branch
   if (work.single && work.program != nullptr && plain) [[likely]] {
     SingleMatch single = single_match(*work.program, request);
-    if (single.plan != nullptr && single.plan->small) [[likely]] {
-      const SeriesId id = id_of(*single.plan, *single.value, work);
-      if (decide_alone(*single.plan, id, cost_of(*single.plan, request), table.first(id),
-                       table.lane(work.stripe, id), work, clamp(given, work.stripe), out))
+    if (single.compiled != nullptr && single.compiled->small) [[likely]] {
+      const SeriesId id = id_of(*single.compiled, *single.value, work);
+      if (decide_alone(*single.compiled, id, cost_of(*single.compiled, request), table.first(id),
+                       table.credit(work.stripe, id), work, clamp(given, work.stripe), out))
           [[likely]] {
         return;
       }
@@ -245,8 +247,8 @@ Limiter::Impl::SingleMatch Limiter::Impl::single_match(const Program& program,
     if (!prefilter.one_entry) return {};
     const std::string_view* value = request.find(prefilter.key);
     if (value == nullptr) continue;
-    if (single.plan != nullptr) return {};
-    single = {prefilter.plan, value};
+    if (single.compiled != nullptr) return {};
+    single = {prefilter.compiled, value};
   }
   return single;
 }
@@ -304,7 +306,7 @@ void Limiter::Impl::decide(Items& all, Local& work, Nanos now, Decision& out) {
     for (Item& item : items) {
       if (item.entry == nullptr) item.entry = table.find(item.id, item.first);
     }
-    if (!lock_all(items, work.locked) || !settle(items, now, out)) continue;
+    if (!lock_all(items, work.locked) || !decide_locked(items, now, out)) continue;
     for (Item& item : items) {
       if (again && item.made) table.remove_unused(*item.entry, item.id);
     }
@@ -316,45 +318,45 @@ void Limiter::Impl::decide(Items& all, Local& work, Nanos now, Decision& out) {
 }
 
 bool Limiter::Impl::decide_alone(const Item& item, Local& work, Nanos now, Decision& out) {
-  return item.plan->small &&
-         decide_alone(*item.plan, item.id, item.cost, item.first, *item.lane, work, now, out);
+  return item.compiled->small &&
+         decide_alone(*item.compiled, item.id, item.cost, item.first, *item.credit, work, now, out);
 }
 
-inline bool Limiter::Impl::decide_alone(const Plan& plan, const SeriesId id,
-                                        const std::uint64_t cost, SeriesEntry* first, Lane& lane,
-                                        Local& work, Nanos now, Decision& out) {
+inline bool Limiter::Impl::decide_alone(const CompiledRule& compiled, const SeriesId id,
+                                        const std::uint64_t cost, SeriesEntry* first,
+                                        Credit& credit, Local& work, Nanos now, Decision& out) {
   if (!has_one(out.statuses)) [[unlikely]]
     make_one(out.statuses);
   RuleStatus& status = *out.statuses.data();
-  status.limit = plan.limit;
+  status.limit = compiled.limit;
   bool consumes = true;
-  if (has_lane(lane, id, cost, *work.program, now) && lane.spend(cost)) {
-    tell_of_lane(lane, now, status);
+  if (has_credit(credit, id, cost, *work.program, now) && credit.spend(cost)) {
+    tell_of_credit(credit, now, status);
   } else {
     SeriesEntry* entry = table.find_and_lock(id, first);
     if (entry == nullptr) [[unlikely]]
       return false;
-    if (entry->has(SeriesEntry::kLanes)) [[unlikely]]
-      close_ended_lanes(*entry, cost, now);
-    if (plan.bucket_cell) {
+    if (entry->has(SeriesEntry::kCredits)) [[unlikely]]
+      close_ended_credits(*entry, cost, now);
+    if (compiled.bucket_cell) {
       Owed owed;
-      if (!assess_bucket_alone(plan, *entry, cost, now, owed, status)) [[unlikely]]
+      if (!assess_bucket_alone(compiled, *entry, cost, now, owed, status)) [[unlikely]]
         return false;
       consumes = status.allowed && cost > 0;
       if (consumes) [[likely]] {
-        consume_compact(plan, *entry, owed, cost, now);
-        if (wants_lane(*entry, work)) [[unlikely]] {
-          open_lane(plan, id, cost, *entry, lane, work, now, status);
+        consume_compact(compiled, *entry, owed, cost, now);
+        if (wants_credit(*entry, work)) [[unlikely]] {
+          open_credit(compiled, id, cost, *entry, credit, work, now, status);
         }
       }
       SeriesTable::unlock(*entry, work.stripe);
-      finish(plan, owed, cost, consumes, status);
+      finish(compiled, owed, cost, consumes, status);
     } else {
       WindowShape shape;
       std::int64_t index = 0;
       Nanos start = 0;
-      find_window(plan, id, now, shape, index, start);
-      if (!assess_window_alone(plan, *entry, cost, now, shape, start, status)) [[unlikely]] {
+      find_window(compiled, id, now, shape, index, start);
+      if (!assess_window_alone(compiled, *entry, cost, now, shape, start, status)) [[unlikely]] {
         return false;
       }
       consumes = status.allowed && cost > 0;
@@ -362,10 +364,10 @@ inline bool Limiter::Impl::decide_alone(const Plan& plan, const SeriesId id,
         if (fits_in_window(*entry, cost, start) && !options.replicated) [[likely]] {
           entry->count[0] += static_cast<std::uint32_t>(cost);
         } else {
-          consume_window_alone(plan, id, cost, *entry, lane, now, status);
+          consume_window_alone(compiled, id, cost, *entry, credit, now, status);
         }
-        if (wants_lane(*entry, work)) [[unlikely]] {
-          open_lane(plan, id, cost, *entry, lane, work, now, status);
+        if (wants_credit(*entry, work)) [[unlikely]] {
+          open_credit(compiled, id, cost, *entry, credit, work, now, status);
         }
       }
       SeriesTable::unlock(*entry, work.stripe);
@@ -374,13 +376,13 @@ inline bool Limiter::Impl::decide_alone(const Plan& plan, const SeriesId id,
     if (consumes) [[likely]]
       status.remaining -= cost;
   }
-  status.rule = plan.index;
+  status.rule = compiled.index;
   status.descriptor = 0;
-  status.shadow = plan.shadow;
+  status.shadow = compiled.shadow;
   status.degraded = status.elsewhere = false;
-  out.allowed = status.allowed || plan.shadow;
-  out.deciding = plan.shadow ? -1 : 0;
-  out.wants_commit = consumes && plan.commit;
+  out.allowed = status.allowed || compiled.shadow;
+  out.deciding = compiled.shadow ? -1 : 0;
+  out.wants_commit = consumes && compiled.commit;
   out.repeated = false;
   out.version = work.program->version;
   count(status, work);
@@ -388,55 +390,55 @@ inline bool Limiter::Impl::decide_alone(const Plan& plan, const SeriesId id,
 }
 
 bool Limiter::Impl::decide_few(std::span<Item> items, Local& work, Nanos now, Decision& out) {
-  Item* by_lane = nullptr;
-  if (!lock_small(items, *work.program, now, by_lane)) return false;
+  Item* by_credit = nullptr;
+  if (!lock_small(items, *work.program, now, by_credit)) return false;
   if (out.statuses.size() != items.size()) out.statuses.resize(items.size());
   RuleStatus* const statuses = out.statuses.data();
   RuleStatus* status = statuses;
   bool allowed = true;
   for (Item& item : items) {
-    status->limit = item.plan->limit;
-    if (&item == by_lane) {
-      tell_of_lane(*item.lane, now, *status);
+    status->limit = item.compiled->limit;
+    if (&item == by_credit) {
+      tell_of_credit(*item.credit, now, *status);
     } else if (!assess_small(item, now, *status)) [[unlikely]] {
-      return leave(items, by_lane);
+      return leave(items, by_credit);
     }
-    allowed &= status->allowed || item.plan->shadow;
+    allowed &= status->allowed || item.compiled->shadow;
     ++status;
   }
-  // With this, if there is a lane, all of it happens.
-  if (by_lane != nullptr && allowed && !by_lane->lane->spend(by_lane->cost)) {
-    return leave(items, by_lane);
+  // With this, if there is a credit, all of it happens.
+  if (by_credit != nullptr && allowed && !by_credit->credit->spend(by_credit->cost)) {
+    return leave(items, by_credit);
   }
   bool wants_commit = false;
   RuleStatus* deciding = nullptr;
   status = statuses;
   for (Item& item : items) {
-    const Plan& plan = *item.plan;
+    const CompiledRule& compiled = *item.compiled;
     bool consumes = allowed && status->allowed && item.cost > 0;
-    if (&item != by_lane) {
+    if (&item != by_credit) {
       if (consumes) {
-        consume_small(plan, item, now, *status);
-        if (wants_lane(*item.entry, work)) [[unlikely]] {
-          open_lane(plan, item.id, item.cost, *item.entry, *item.lane, work, now, *status);
+        consume_small(compiled, item, now, *status);
+        if (wants_credit(*item.entry, work)) [[unlikely]] {
+          open_credit(compiled, item.id, item.cost, *item.entry, *item.credit, work, now, *status);
         }
       }
       SeriesTable::unlock(*item.entry, work.stripe);
-      if (plan.bucket_cell) {
-        finish(plan, item.owed, item.cost, consumes, *status);
+      if (compiled.bucket_cell) {
+        finish(compiled, item.owed, item.cost, consumes, *status);
       } else if (consumes) {
         status->reset = reset_of_windows(item.shape, item.start, *status, now);
       }
     }
     if (consumes) {
       status->remaining -= item.cost;
-      wants_commit |= plan.commit;
+      wants_commit |= compiled.commit;
     }
     status->rule = item.rule;
     status->descriptor = item.descriptor;
-    status->shadow = plan.shadow;
+    status->shadow = compiled.shadow;
     status->degraded = status->elsewhere = false;
-    if (!plan.shadow && decides(*status, deciding, allowed)) deciding = status;
+    if (!compiled.shadow && decides(*status, deciding, allowed)) deciding = status;
     count(*status, work);
     ++status;
   }
@@ -449,14 +451,14 @@ bool Limiter::Impl::decide_few(std::span<Item> items, Local& work, Nanos now, De
 }
 
 inline bool Limiter::Impl::lock_small(std::span<Item> items, const Program& program, Nanos now,
-                                      Item*& by_lane) {
+                                      Item*& by_credit) {
   std::array<Item*, kScannedRules> order;
   std::size_t count = 0;
   if (items.empty() || items.size() > order.size()) return false;
   for (Item& item : items) {
-    if (!item.plan->small) return false;
-    if (by_lane == nullptr && has_lane(*item.lane, item.id, item.cost, program, now)) {
-      by_lane = &item;
+    if (!item.compiled->small) return false;
+    if (by_credit == nullptr && has_credit(*item.credit, item.id, item.cost, program, now)) {
+      by_credit = &item;
       continue;
     }
     SeriesEntry* entry = table.find(item.id, item.first);
@@ -467,7 +469,7 @@ inline bool Limiter::Impl::lock_small(std::span<Item> items, const Program& prog
     order[at] = &item;
   }
   for (std::size_t i = 0; i < count; ++i) {
-    if (table.lock_with_lanes(*order[i]->entry, order[i]->id)) [[likely]]
+    if (table.lock_with_credits(*order[i]->entry, order[i]->id)) [[likely]]
       continue;
     order[i]->entry = nullptr;
     while (i > 0) SeriesTable::unlock(*order[--i]->entry);
@@ -476,42 +478,42 @@ inline bool Limiter::Impl::lock_small(std::span<Item> items, const Program& prog
   return true;
 }
 
-bool Limiter::Impl::leave(std::span<Item> items, const Item* by_lane) {
+bool Limiter::Impl::leave(std::span<Item> items, const Item* by_credit) {
   for (Item& item : items) {
-    if (&item != by_lane) SeriesTable::unlock(*item.entry);
+    if (&item != by_credit) SeriesTable::unlock(*item.entry);
   }
   return false;
 }
 
 inline bool Limiter::Impl::assess_small(Item& item, Nanos now, RuleStatus& status) {
-  const Plan& plan = *item.plan;
+  const CompiledRule& compiled = *item.compiled;
   SeriesEntry& entry = *item.entry;
   auto assess = [&] {
-    if (plan.bucket_cell) {
-      if (!is_compact(plan, entry)) return false;
-      item.owed = assess_compact(plan, entry, item.cost, now, status);
+    if (compiled.bucket_cell) {
+      if (!is_compact(compiled, entry)) return false;
+      item.owed = assess_compact(compiled, entry, item.cost, now, status);
       return true;
     }
     return entry.form() == Form::window && entry.time <= item.start &&
-           assess_small_windows(plan, entry, item.cost, now, item.shape, item.start, status);
+           assess_small_windows(compiled, entry, item.cost, now, item.shape, item.start, status);
   };
-  if (!entry.has(SeriesEntry::kLanes)) [[likely]]
+  if (!entry.has(SeriesEntry::kCredits)) [[likely]]
     return assess();
-  close_ended_lanes(entry, item.cost, now);
+  close_ended_credits(entry, item.cost, now);
   if (assess() && status.allowed) return true;
-  table.close_lanes(entry);
+  table.close_credits(entry);
   return assess();
 }
 
-inline void Limiter::Impl::consume_small(const Plan& plan, Item& item, Nanos now,
+inline void Limiter::Impl::consume_small(const CompiledRule& compiled, Item& item, Nanos now,
                                          const RuleStatus& status) {
   SeriesEntry& entry = *item.entry;
-  if (plan.bucket_cell) {
-    consume_compact(plan, entry, item.owed, item.cost, now);
+  if (compiled.bucket_cell) {
+    consume_compact(compiled, entry, item.owed, item.cost, now);
   } else if (fits_in_window(entry, item.cost, item.start) && !options.replicated) {
     entry.count[0] += static_cast<std::uint32_t>(item.cost);
   } else {
-    consume_window(plan, item, now, status);
+    consume_window(compiled, item, now, status);
   }
 }
 
@@ -523,32 +525,32 @@ void Limiter::Impl::make_one(std::vector<RuleStatus>& statuses) {
   statuses.resize(1);
 }
 
-inline bool Limiter::Impl::assess_bucket_alone(const Plan& plan, SeriesEntry& entry,
+inline bool Limiter::Impl::assess_bucket_alone(const CompiledRule& compiled, SeriesEntry& entry,
                                                std::uint64_t cost, Nanos now, Owed& owed,
                                                RuleStatus& status) {
-  if (is_compact(plan, entry)) [[likely]] {
-    owed = assess_compact(plan, entry, cost, now, status);
-    if (status.allowed || !entry.has(SeriesEntry::kLanes)) [[likely]]
+  if (is_compact(compiled, entry)) [[likely]] {
+    owed = assess_compact(compiled, entry, cost, now, status);
+    if (status.allowed || !entry.has(SeriesEntry::kCredits)) [[likely]]
       return true;
-    table.close_lanes(entry);
-    owed = assess_compact(plan, entry, cost, now, status);
+    table.close_credits(entry);
+    owed = assess_compact(compiled, entry, cost, now, status);
     return true;
   }
   SeriesTable::unlock(entry);
   return false;
 }
 
-inline bool Limiter::Impl::assess_window_alone(const Plan& plan, SeriesEntry& entry,
+inline bool Limiter::Impl::assess_window_alone(const CompiledRule& compiled, SeriesEntry& entry,
                                                std::uint64_t cost, Nanos now,
                                                const WindowShape& shape, Nanos start,
                                                RuleStatus& status) {
   auto assess = [&] {
     return entry.form() == Form::window && entry.time <= start &&
-           assess_small_windows(plan, entry, cost, now, shape, start, status);
+           assess_small_windows(compiled, entry, cost, now, shape, start, status);
   };
   bool assessed = assess();
-  if ((!assessed || !status.allowed) && entry.has(SeriesEntry::kLanes)) [[unlikely]] {
-    table.close_lanes(entry);
+  if ((!assessed || !status.allowed) && entry.has(SeriesEntry::kCredits)) [[unlikely]] {
+    table.close_credits(entry);
     assessed = assess();
   }
   if (!assessed) [[unlikely]]
@@ -556,15 +558,15 @@ inline bool Limiter::Impl::assess_window_alone(const Plan& plan, SeriesEntry& en
   return assessed;
 }
 
-inline bool Limiter::Impl::wants_lane(const SeriesEntry& entry, const Local& work) {
+inline bool Limiter::Impl::wants_credit(const SeriesEntry& entry, const Local& work) {
   return entry.last() != work.stripe && work.alone();
 }
 
-void Limiter::Impl::consume_window_alone(const Plan& plan, SeriesId id, std::uint64_t cost,
-                                         SeriesEntry& entry, Lane& lane, Nanos now,
-                                         const RuleStatus& status) {
-  Item item = item_alone(plan, id, cost, entry, lane, now);
-  consume_window(plan, item, now, status);
+void Limiter::Impl::consume_window_alone(const CompiledRule& compiled, SeriesId id,
+                                         std::uint64_t cost, SeriesEntry& entry, Credit& credit,
+                                         Nanos now, const RuleStatus& status) {
+  Item item = item_alone(compiled, id, cost, entry, credit, now);
+  consume_window(compiled, item, now, status);
 }
 
 inline bool Limiter::Impl::fits_in_window(const SeriesEntry& entry, std::uint64_t cost,
@@ -572,95 +574,97 @@ inline bool Limiter::Impl::fits_in_window(const SeriesEntry& entry, std::uint64_
   return entry.time == start && cost <= kMaxSmall - entry.count[0];
 }
 
-void Limiter::Impl::consume_window(const Plan& plan, Item& item, Nanos now,
+void Limiter::Impl::consume_window(const CompiledRule& compiled, Item& item, Nanos now,
                                    const RuleStatus& status) {
-  if (!fits_in_window(*item.entry, item.cost, item.start)) table.close_lanes(*item.entry);
-  consume(plan, item, now, status);
+  if (!fits_in_window(*item.entry, item.cost, item.start)) table.close_credits(*item.entry);
+  consume(compiled, item, now, status);
 }
 
-Item Limiter::Impl::item_alone(const Plan& plan, const SeriesId& id, std::uint64_t cost,
-                               SeriesEntry& entry, Lane& lane, Nanos now) {
+Item Limiter::Impl::item_alone(const CompiledRule& compiled, const SeriesId& id, std::uint64_t cost,
+                               SeriesEntry& entry, Credit& credit, Nanos now) {
   Item item;
-  item.plan = &plan;
-  item.rule = plan.index;
+  item.compiled = &compiled;
+  item.rule = compiled.index;
   item.entry = &entry;
-  item.lane = &lane;
+  item.credit = &credit;
   item.id = id;
   item.cost = cost;
-  if (!plan.bucket_cell) find_window(plan, item, now);
+  if (!compiled.bucket_cell) find_window(compiled, item, now);
   return item;
 }
 
-inline bool Limiter::Impl::has_lane(const Lane& lane, const SeriesId& id, std::uint64_t cost,
-                                    const Program& program, Nanos now) {
-  return lane.id == id && now <= lane.until.load(std::memory_order_relaxed) &&
-         lane.version == program.version && cost > 0 && lane.left() >= cost;
+inline bool Limiter::Impl::has_credit(const Credit& credit, const SeriesId& id, std::uint64_t cost,
+                                      const Program& program, Nanos now) {
+  return credit.id == id && now <= credit.until.load(std::memory_order_relaxed) &&
+         credit.version == program.version && cost > 0 && credit.left() >= cost;
 }
 
-inline void Limiter::Impl::tell_of_lane(const Lane& lane, Nanos now, RuleStatus& status) {
+inline void Limiter::Impl::tell_of_credit(const Credit& credit, Nanos now, RuleStatus& status) {
   status.allowed = true;
-  status.remaining = lane.beyond + lane.left();
-  status.reset = lane.reset_at - now;
+  status.remaining = credit.beyond + credit.left();
+  status.reset = credit.reset_at - now;
   status.retry_after = status.delay = 0;
 }
 
-void Limiter::Impl::close_ended_lanes(SeriesEntry& entry, std::uint64_t cost, Nanos now) {
-  Lanes::Open lanes = table.open_lanes(entry);
-  if (cost == 0 || lanes.units == 0 || lanes.until < std::max(now, entry.time)) {
-    table.close_lanes(entry);
+void Limiter::Impl::close_ended_credits(SeriesEntry& entry, std::uint64_t cost, Nanos now) {
+  Credits::Open credits = table.open_credits(entry);
+  if (cost == 0 || credits.units == 0 || credits.until < std::max(now, entry.time)) {
+    table.close_credits(entry);
   }
 }
 
-void Limiter::Impl::open_lane(const Plan& plan, SeriesId id, std::uint64_t cost, SeriesEntry& entry,
-                              Lane& lane, const Local& work, Nanos now, const RuleStatus& status) {
-  if (!Lanes::is_hot(lane, id)) return;
-  if (plan.bucket.queue || !table.may_have_lanes(entry)) return;
+void Limiter::Impl::open_credit(const CompiledRule& compiled, SeriesId id, std::uint64_t cost,
+                                SeriesEntry& entry, Credit& credit, const Local& work, Nanos now,
+                                const RuleStatus& status) {
+  if (!Credits::is_hot(credit, id)) return;
+  if (compiled.bucket.queue || !table.may_have_credits(entry)) return;
   if (entry.form() == Form::general) return;  // which it may have become just now
-  const Item item = item_alone(plan, id, cost, entry, lane, now);
-  std::uint64_t block = Lanes::kFirstBlock;
-  if (lane.id == item.id) {
-    bool quiet = lane.left() > lane.block / 2;
-    if (lane.left() > 0) table.close_lanes(entry);
+  const Item item = item_alone(compiled, id, cost, entry, credit, now);
+  std::uint64_t block = Credits::kFirstBlock;
+  if (credit.id == item.id) {
+    bool quiet = credit.left() > credit.block / 2;
+    if (credit.left() > 0) table.close_credits(entry);
     if (quiet) {
-      lane.id = {};
-      lane.score = 0;
+      credit.id = {};
+      credit.score = 0;
       return;
     }
-    block = std::min(2 * lane.block, Lanes::kMaxBlock);
-  } else if (lane.left() > 0) {
+    block = std::min(2 * credit.block, Credits::kMaxBlock);
+  } else if (credit.left() > 0) {
     return;  // another series'
   }
   std::uint64_t room = status.remaining - item.cost;
-  // All lanes together stay a small part of what is left.
-  block = std::min(std::max(block, 8 * item.cost), room / kLaneShare);
+  // All credits together stay a small part of what is left.
+  block = std::min(std::max(block, 8 * item.cost), room / kCreditShare);
   if (block < 4 * item.cost) return;
-  Nanos until = now + Lanes::kLife;
+  Nanos until = now + Credits::kLife;
   std::uint64_t per_unit = 1;
-  if (plan.bucket_cell) {
-    per_unit = plan.compact.unit.value();
-    std::uint64_t sure = entry.word[0] - table.open_lanes(entry).units * per_unit;
-    until = std::min(until, entry.time + plan.compact.drain_time(sure) - 1);
-    if (until < now + Lanes::kMinLife) {
-      lane.score = 0;  // it is no more than looked at now and then
+  if (compiled.bucket_cell) {
+    per_unit = compiled.compact.unit.value();
+    std::uint64_t sure = entry.word[0] - table.open_credits(entry).units * per_unit;
+    until = std::min(until, entry.time + compiled.compact.drain_time(sure) - 1);
+    if (until < now + Credits::kMinLife) {
+      credit.score = 0;  // it is no more than looked at now and then
       return;
     }
     entry.word[0] += block * per_unit;
-    lane.reset_at = entry.time + plan.compact.drain_time(entry.word[0]);
+    credit.reset_at = entry.time + compiled.compact.drain_time(entry.word[0]);
   } else {
     if (block > kMaxSmall - entry.count[0]) return;
     until = std::min(until, item.start + item.shape.sub - 1);
-    std::uint64_t used = plan.limit - std::min(plan.limit, room);
-    if (options.replicated && crosses_mark(used, add_saturated(used, block), plan.limit)) {
+    std::uint64_t used = compiled.limit - std::min(compiled.limit, room);
+    if (options.replicated &&
+        crosses_sync_threshold(used, add_saturated(used, block), compiled.limit)) {
       entry.set(SeriesEntry::kUrgent);
     }
     entry.count[0] += static_cast<std::uint32_t>(block);
-    lane.reset_at = now + reset_after(plan, item, status, now);
+    credit.reset_at = now + reset_after(compiled, item, status, now);
   }
-  lane.id = item.id;
-  lane.version = work.program->version;
-  lane.beyond = room - block;
-  lane.block = static_cast<std::uint32_t>(block);
-  table.open_lane(entry, lane, lane.block, per_unit, until);
+  credit.id = item.id;
+  credit.version = work.program->version;
+  credit.beyond = room - block;
+  credit.block = static_cast<std::uint32_t>(block);
+  table.open_credit(entry, credit, credit.block, per_unit, until);
 }
 
 Limiter::Limiter(std::shared_ptr<const RuleSet> rules, LimiterOptions options)
@@ -733,14 +737,14 @@ std::shared_ptr<const RuleSet> Limiter::rules(std::uint64_t version) const {
 crdt::SeriesId Limiter::series_of(std::uint32_t rule, const Request& request) const {
   Impl::Programs::Use program = impl_->use(local());
   std::string key;
-  if (rule >= program->plans.size()) return {};
-  return impl_->series_of(program->plans[rule], request, key);
+  if (rule >= program->compiled_rules.size()) return {};
+  return impl_->series_of(program->compiled_rules[rule], request, key);
 }
 
 crdt::SeriesId Limiter::rule_identity(std::uint32_t rule) const {
   std::lock_guard lock(impl_->reload_mutex);
-  const std::vector<Plan>& plans = impl_->programs.current().plans;
-  return rule < plans.size() ? impl_->identity_of(*plans[rule].rule) : SeriesId{};
+  const std::vector<CompiledRule>& compiled_rules = impl_->programs.current().compiled_rules;
+  return rule < compiled_rules.size() ? impl_->identity_of(*compiled_rules[rule].rule) : SeriesId{};
 }
 
 RuleCounters Limiter::counters(std::uint32_t rule) const {
@@ -753,23 +757,23 @@ std::size_t Limiter::series_count() const {
 
 std::uint64_t Limiter::used(std::uint32_t index, const Request& request, Nanos now) {
   Impl::Programs::Use program = impl_->use(local());
-  if (index >= program->plans.size()) return 0;
-  const Plan& plan = program->plans[index];
+  if (index >= program->compiled_rules.size()) return 0;
+  const CompiledRule& compiled = program->compiled_rules[index];
   std::string key;
-  return impl_->used(plan, impl_->series_of(plan, request, key), now);
+  return impl_->used(compiled, impl_->series_of(compiled, request, key), now);
 }
 
 void Limiter::told_durable(const crdt::OwnCount& count) {
   impl_->told_durable(count);
 }
 
-void Limiter::set_standing(const EscrowStanding& standing) {
-  impl_->open = standing.open;
-  impl_->stopped = standing.stopped;
-  impl_->disk = standing.disk;
-  impl_->horizon = standing.horizon;
-  impl_->gives_ahead = standing.ahead;
-  impl_->since = standing.since;
+void Limiter::set_grant_state(const EscrowGrantState& state) {
+  impl_->open = state.open;
+  impl_->stopped = state.stopped;
+  impl_->disk = state.disk;
+  impl_->fence_time = state.fence_time;
+  impl_->gives_ahead = state.ahead;
+  impl_->since = state.since;
 }
 
 std::optional<std::uint64_t> Limiter::absorb_rows(const crdt::CellId& cell,

@@ -6,31 +6,32 @@ namespace weir {
 
 bool Limiter::Impl::takes_share(const crdt::Epoch& epoch) const {
   return open.load(std::memory_order_relaxed) &&
-         epoch.start > horizon.load(std::memory_order_relaxed);
+         epoch.start > fence_time.load(std::memory_order_relaxed);
 }
 
-EscrowCell& Limiter::Impl::place(const Plan& plan, const SeriesId& id, EscrowCell& cell) const {
+EscrowCell& Limiter::Impl::place(const CompiledRule& compiled, const SeriesId& id,
+                                 EscrowCell& cell) const {
   if (cell.placed) return cell;
   cell.placed = true;
   cell.share = options.shares == nullptr
-                   ? plan.limit
-                   : options.shares->share(options.self, id, plan.limit, cell.epoch.start);
-  bool scarce = options.shares != nullptr && is_scarce(plan.limit, *options.shares);
-  cell.block = scarce ? 0 : plan.reserve;
+                   ? compiled.limit
+                   : options.shares->share(options.self, id, compiled.limit, cell.epoch.start);
+  bool scarce = options.shares != nullptr && is_scarce(compiled.limit, *options.shares);
+  cell.block = scarce ? 0 : compiled.reserve;
   cell.slice = std::clamp<Nanos>((cell.epoch.expiry - cell.epoch.start) / 16, 1, kSlice);
   return cell;
 }
 
-Verdict Limiter::Impl::evaluate_escrow(const Plan& plan, const Item& item, Series* series,
-                                       std::uint64_t cost, Nanos now) const {
+Verdict Limiter::Impl::evaluate_escrow(const CompiledRule& compiled, const Item& item,
+                                       Series* series, std::uint64_t cost, Nanos now) const {
   crdt::Epoch epoch = item.shape.epoch(item.index);
   EscrowCell* cell = series == nullptr ? nullptr : series->find_escrow(epoch);
   EscrowCell unused;
   unused.epoch = epoch;
-  const EscrowCell& here = place(plan, item.id, cell == nullptr ? unused : *cell);
+  const EscrowCell& here = place(compiled, item.id, cell == nullptr ? unused : *cell);
   // A limit that was lowered leaves the rights of this window, but no more at a time; 0 none.
   crdt::Int128 left =
-      std::min(here.left(takes_share(epoch)), static_cast<crdt::Int128>(plan.limit));
+      std::min(here.left(takes_share(epoch)), static_cast<crdt::Int128>(compiled.limit));
   std::uint64_t used = add_saturated(here.spent, here.others.used_by_peers);
   Nanos until_end = epoch.expiry - now;
   Verdict verdict;
@@ -38,58 +39,60 @@ Verdict Limiter::Impl::evaluate_escrow(const Plan& plan, const Item& item, Serie
   verdict.allowed = left >= static_cast<crdt::Int128>(cost);
   verdict.reset = used > 0 || here.held > 0 ? until_end : 0;
   if (verdict.allowed) return verdict;
-  bool never = cost > plan.limit;
-  verdict.elsewhere =
-      !never && options.shares != nullptr && add_saturated(used, cost) <= plan.limit;
+  bool never = cost > compiled.limit;
+  verdict.exhausted_locally =
+      !never && options.shares != nullptr && add_saturated(used, cost) <= compiled.limit;
   verdict.retry_after = never ? kNever : until_end;
-  if (verdict.elsewhere) verdict.retry_after = std::min(until_end, kAskAgain);
+  if (verdict.exhausted_locally) verdict.retry_after = std::min(until_end, kAskAgain);
   return verdict;
 }
 
-void Limiter::Impl::spend(const Plan& plan, Item& item, EscrowCell& cell) {
-  place(plan, item.id, cell).spend(item.cost, takes_share(cell.epoch));
+void Limiter::Impl::spend(const CompiledRule& compiled, Item& item, EscrowCell& cell) {
+  place(compiled, item.id, cell).spend(item.cost, takes_share(cell.epoch));
   if (!options.replicated) return;
   item.waits = disk.load(std::memory_order_relaxed) && cell.waits();
   if (cell.dirty) list(*item.entry);
 }
 
-void Limiter::Impl::consume_escrow(const Plan& plan, Item& item, Nanos now) {
+void Limiter::Impl::consume_escrow(const CompiledRule& compiled, Item& item, Nanos now) {
   Series& series = general(*item.entry, item.id);
-  if (plan.bucket_cell) {
+  if (compiled.bucket_cell) {
     bool fresh = series.escrow_bucket == nullptr;
-    EscrowBucket& bucket = escrow_bucket(plan, item.id, series, now);
-    bucket.spend(plan.escrow_bucket, item.cost);
-    if (fresh) note_demand(plan, item.id, series, item.cost, now);
+    EscrowBucket& bucket = escrow_bucket(compiled, item.id, series, now);
+    bucket.spend(compiled.escrow_bucket, item.cost);
+    if (fresh) count_demand(compiled, item.id, series, item.cost, now);
     return;
   }
   series.forget_windows(item.start - kGrace);
-  spend(plan, item, series.escrow_cell(item.shape.epoch(item.index)));
+  spend(compiled, item, series.escrow_cell(item.shape.epoch(item.index)));
 }
 
-bool Limiter::Impl::settle_escrow(const Plan& plan, Item& item, const Hold& hold, Nanos now) {
-  if (plan.bucket_cell) {
-    EscrowBucket& bucket = escrow_bucket(plan, item.id, *item.entry->series, now);
+bool Limiter::Impl::settle_escrow(const CompiledRule& compiled, Item& item, const Hold& hold,
+                                  Nanos now) {
+  if (compiled.bucket_cell) {
+    EscrowBucket& bucket = escrow_bucket(compiled, item.id, *item.entry->series, now);
     bucket.held -= std::min(bucket.held, hold.units);
-    if (item.cost > 0) bucket.spend(plan.escrow_bucket, item.cost);
+    if (item.cost > 0) bucket.spend(compiled.escrow_bucket, item.cost);
     return true;
   }
   EscrowCell& cell = *item.entry->series->find_escrow(hold.epoch);
   cell.held -= hold.units;
   if (hold.epoch.expiry <= now) return false;
-  if (item.cost > 0) spend(plan, item, cell);
+  if (item.cost > 0) spend(compiled, item, cell);
   return true;
 }
 
-void Limiter::Impl::note_demand(const Plan& plan, const Item& item, const RuleStatus& status,
-                                Nanos now) {
-  if (item.cost == 0 || item.noted || options.shares == nullptr) return;
+void Limiter::Impl::count_demand(const CompiledRule& compiled, const Item& item,
+                                 const RuleStatus& status, Nanos now) {
+  if (item.cost == 0 || item.demand_counted || options.shares == nullptr) return;
   bool known = item.entry != nullptr && item.entry->form() == Form::general;
-  if (plan.bucket_cell) {
+  if (compiled.bucket_cell) {
     if (known && item.entry->series->escrow_bucket != nullptr) {
-      note_demand(plan, item.id, *item.entry->series, item.cost, now);
+      count_demand(compiled, item.id, *item.entry->series, item.cost, now);
     } else if (status.elsewhere) {
-      // As below. What was allowed is noted once it is consumed.
-      needs.note(plan.name, plan.limit, {item.id, period_after(item.id, now)}, item.cost, true);
+      // As below. What was allowed is counted once it is consumed.
+      needs.note(compiled.name, compiled.limit, {item.id, period_after(item.id, now)}, item.cost,
+                 true);
     }
     return;
   }
@@ -97,7 +100,7 @@ void Limiter::Impl::note_demand(const Plan& plan, const Item& item, const RuleSt
   EscrowCell* cell = known ? item.entry->series->find_escrow(id.epoch) : nullptr;
   if (cell == nullptr) {
     // Nothing was ever spent here, so nothing is known but this.
-    if (status.elsewhere) needs.note(plan.name, plan.limit, id, item.cost);
+    if (status.elsewhere) needs.note(compiled.name, compiled.limit, id, item.cost);
     return;
   }
   if (cell->demanded == 0) {
@@ -105,17 +108,17 @@ void Limiter::Impl::note_demand(const Plan& plan, const Item& item, const RuleSt
       if (each.epoch.expiry == id.epoch.start) cell->demanded_before = each.demanded;
     }
   }
-  cell->want(std::min(item.cost, plan.limit), now);
+  cell->want(std::min(item.cost, compiled.limit), now);
   if (!cell->busy && cell->demanded > cell->share) {
     cell->busy = true;
     std::lock_guard lock(busy_mutex);
-    if (busy.size() < EscrowNeeds::kMost) busy.emplace(id, plan.name);
+    if (busy.size() < EscrowNeeds::kMost) busy.emplace(id, compiled.name);
   }
   std::uint64_t lacking = cell->lacking(now, takes_share(id.epoch));
   if (status.elsewhere) {
     lacking = std::max(lacking, item.cost - std::min(item.cost, status.remaining));
   }
-  if (lacking > 0) needs.note(plan.name, plan.limit, id, std::min(lacking, plan.limit));
+  if (lacking > 0) needs.note(compiled.name, compiled.limit, id, std::min(lacking, compiled.limit));
 }
 
 void Limiter::Impl::look_ahead(Nanos now, Nanos lead) {
@@ -140,30 +143,31 @@ void Limiter::Impl::look_ahead(Nanos now, Nanos lead) {
   for (const auto& [id, name] : ending) {
     auto rule = program->escrow.find(name);
     if (rule == program->escrow.end()) continue;
-    const Plan& plan = program->plans[rule->second];
-    if (plan.bucket_cell) {
-      look_ahead_in_bucket(plan, id, now);
+    const CompiledRule& compiled = program->compiled_rules[rule->second];
+    if (compiled.bucket_cell) {
+      look_ahead_in_bucket(compiled, id, now);
     } else {
-      look_ahead(plan, id, now);
+      look_ahead(compiled, id, now);
     }
   }
 }
 
-void Limiter::Impl::look_ahead(const Plan& plan, const CellId& id, Nanos now) {
+void Limiter::Impl::look_ahead(const CompiledRule& compiled, const CellId& id, Nanos now) {
   with_entry(id.series, false, [&](SeriesEntry& entry) {
     if (entry.form() != Form::general) return;
     Series& series = *entry.series;
     EscrowCell* cell = series.find_escrow(id.epoch);
     // Who has become quiet needs nothing.
     if (cell == nullptr || cell->demand.forecast(cell->slice, now) == 0) return;
-    WindowShape shape = window_shape(*plan.rule, id.series);
+    WindowShape shape = window_shape(*compiled.rule, id.series);
     crdt::Epoch next = shape.epoch(shape.index(id.epoch.start) + 1);
-    std::uint64_t likely = std::min(cell->likely(), plan.limit);
-    EscrowCell& then = place(plan, id.series, series.escrow_cell(next));
+    std::uint64_t likely = std::min(cell->likely(), compiled.limit);
+    EscrowCell& then = place(compiled, id.series, series.escrow_cell(next));
     crdt::Int128 lacking = static_cast<crdt::Int128>(likely) - then.left(takes_share(next));
     if (lacking <= 0) return;
-    lacking = std::min(lacking, static_cast<crdt::Int128>(plan.limit));
-    needs.note(plan.name, plan.limit, {id.series, next}, static_cast<std::uint64_t>(lacking));
+    lacking = std::min(lacking, static_cast<crdt::Int128>(compiled.limit));
+    needs.note(compiled.name, compiled.limit, {id.series, next},
+               static_cast<std::uint64_t>(lacking));
   });
 }
 
@@ -173,17 +177,17 @@ std::uint64_t Limiter::Impl::give_rights(const SeriesId& name, const CellId& id,
   Programs::Use program = use(local());
   auto rule = program->escrow.find(name);
   if (rule == program->escrow.end() || stopped || id.epoch.expiry <= now) return 0;
-  const Plan& plan = program->plans[rule->second];
-  if (plan.bucket_cell) return lend_rights(plan, id, to, wanted, now);
+  const CompiledRule& compiled = program->compiled_rules[rule->second];
+  if (compiled.bucket_cell) return lend_rights(compiled, id, to, wanted, now);
   // A window that this rule has, and no other.
-  WindowShape shape = window_shape(*plan.rule, id.series);
+  WindowShape shape = window_shape(*compiled.rule, id.series);
   if (shape.epoch(shape.index(id.epoch.start)) != id.epoch) return 0;
   if (id.epoch.start - now > gives_ahead.load(std::memory_order_relaxed)) return 0;
   std::uint64_t gave = 0;
   with_entry(id.series, true, [&](SeriesEntry& entry) {
     Series& series = general(entry, id.series);
-    table.set_rule(entry, plan.number);
-    EscrowCell& cell = place(plan, id.series, series.escrow_cell(id.epoch));
+    table.set_rule(entry, compiled.number);
+    EscrowCell& cell = place(compiled, id.series, series.escrow_cell(id.epoch));
     std::uint64_t kept = all ? 0 : cell.demand.forecast(cell.slice, now);
     if (!all && id.epoch.start > now) {
       // What this node itself will want of that window.
@@ -212,7 +216,7 @@ std::vector<RightsLeft> Limiter::Impl::rights_left(Nanos now, std::size_t max) {
       if (!cell.placed || cell.left(takes_share(cell.epoch)) <= 0) continue;
       auto rule = program.by_identity.find(numbers.at(number).identity);
       if (rule == program.by_identity.end()) continue;
-      found.push_back({program.plans[rule->second].name,
+      found.push_back({program.compiled_rules[rule->second].name,
                        {table.id(entry), cell.epoch},
                        cell.demand.forecast(cell.slice, now)});
     }
@@ -277,7 +281,7 @@ std::uint64_t Limiter::Impl::share_of(const EscrowBucketShape& shape, const Seri
 std::uint64_t Limiter::Impl::part_of(const EscrowBucketShape& shape, const SeriesId& id,
                                      EscrowBucket& bucket, EscrowCell* cell,
                                      const crdt::Epoch& period) const {
-  bool own = period.start > horizon.load(std::memory_order_relaxed);
+  bool own = period.start > fence_time.load(std::memory_order_relaxed);
   if (cell == nullptr) return own ? share_of(shape, id, bucket, period.start) : 0;
   cell->share = share_of(shape, id, bucket, period.start);
   crdt::Int128 left = cell->left(own);
@@ -289,7 +293,7 @@ std::uint64_t Limiter::Impl::part_of(const EscrowBucketShape& shape, const Serie
 Nanos Limiter::Impl::same_until(const SeriesId& id, const Series* series,
                                 const EscrowBucket& bucket, Nanos now) const {
   Nanos until = kNever;
-  Nanos from = horizon.load(std::memory_order_relaxed);
+  Nanos from = fence_time.load(std::memory_order_relaxed);
   if (period_at(id, now).start <= from) {
     if (from < kMaxTime) until = period_from(id, from + 1).start;
   } else if (bucket.share_until < kMaxTime) {
@@ -358,25 +362,25 @@ EscrowBucket Limiter::Impl::unused_bucket(const EscrowBucketShape& shape, const 
   return bucket;
 }
 
-EscrowBucket& Limiter::Impl::made_escrow_bucket(const Plan& plan, const SeriesId& id,
+EscrowBucket& Limiter::Impl::made_escrow_bucket(const CompiledRule& compiled, const SeriesId& id,
                                                 Series& series, Nanos now) const {
   if (series.escrow_bucket == nullptr) {
     series.escrow_bucket =
-        std::make_unique<EscrowBucket>(unused_bucket(plan.escrow_bucket, id, now));
+        std::make_unique<EscrowBucket>(unused_bucket(compiled.escrow_bucket, id, now));
   }
   return *series.escrow_bucket;
 }
 
-EscrowBucket& Limiter::Impl::escrow_bucket(const Plan& plan, const SeriesId& id, Series& series,
-                                           Nanos now) const {
-  EscrowBucket& bucket = made_escrow_bucket(plan, id, series, now);
-  advance(plan.escrow_bucket, id, &series, bucket, now);
+EscrowBucket& Limiter::Impl::escrow_bucket(const CompiledRule& compiled, const SeriesId& id,
+                                           Series& series, Nanos now) const {
+  EscrowBucket& bucket = made_escrow_bucket(compiled, id, series, now);
+  advance(compiled.escrow_bucket, id, &series, bucket, now);
   return bucket;
 }
 
-Verdict Limiter::Impl::evaluate_escrow_bucket(const Plan& plan, const Item& item, Series* series,
-                                              std::uint64_t cost, Nanos now) {
-  const EscrowBucketShape& shape = plan.escrow_bucket;
+Verdict Limiter::Impl::evaluate_escrow_bucket(const CompiledRule& compiled, const Item& item,
+                                              Series* series, std::uint64_t cost, Nanos now) {
+  const EscrowBucketShape& shape = compiled.escrow_bucket;
   EscrowBucket unused;
   EscrowBucket* bucket = &unused;
   if (series == nullptr) {
@@ -384,8 +388,8 @@ Verdict Limiter::Impl::evaluate_escrow_bucket(const Plan& plan, const Item& item
   } else {
     // From now on a sweep fills it by these numbers, too. (Or others lent to it before it was
     // ever used here.)
-    if (table.rule(*item.entry) != plan.number) table.set_rule(*item.entry, plan.number);
-    bucket = &made_escrow_bucket(plan, item.id, *series, now);
+    if (table.rule(*item.entry) != compiled.number) table.set_rule(*item.entry, compiled.number);
+    bucket = &made_escrow_bucket(compiled, item.id, *series, now);
   }
   std::uint64_t part = advance(shape, item.id, series, *bucket, now);
   Verdict verdict = bucket->evaluate(shape, part, cost);
@@ -399,44 +403,46 @@ Verdict Limiter::Impl::evaluate_escrow_bucket(const Plan& plan, const Item& item
     return verdict;
   }
   verdict.delay = 0;
-  verdict.elsewhere = cost <= plan.limit && options.shares != nullptr && part < shape.burst;
-  if (verdict.elsewhere) verdict.retry_after = std::min(verdict.retry_after, kAskAgain);
-  if (cost > plan.limit) verdict.retry_after = kNever;
+  verdict.exhausted_locally =
+      cost <= compiled.limit && options.shares != nullptr && part < shape.burst;
+  if (verdict.exhausted_locally) verdict.retry_after = std::min(verdict.retry_after, kAskAgain);
+  if (cost > compiled.limit) verdict.retry_after = kNever;
   return verdict;
 }
 
-std::uint64_t Limiter::Impl::owed_escrow(const Plan& plan, const SeriesId& id, Series* series,
-                                         Nanos now) const {
+std::uint64_t Limiter::Impl::owed_escrow(const CompiledRule& compiled, const SeriesId& id,
+                                         Series* series, Nanos now) const {
   if (series == nullptr || series->escrow_bucket == nullptr) return 0;
-  const EscrowBucketShape& shape = plan.escrow_bucket;
+  const EscrowBucketShape& shape = compiled.escrow_bucket;
   EscrowBucket& bucket = *series->escrow_bucket;
   std::uint64_t part = advance(shape, id, series, bucket, now);
   std::uint64_t left = bucket.left(shape);
   return part - std::min(part, left);
 }
 
-void Limiter::Impl::note_demand(const Plan& plan, const SeriesId& id, Series& series,
-                                std::uint64_t cost, Nanos now) {
+void Limiter::Impl::count_demand(const CompiledRule& compiled, const SeriesId& id, Series& series,
+                                 std::uint64_t cost, Nanos now) {
   if (options.shares == nullptr) return;
   EscrowBucket& bucket = *series.escrow_bucket;
   now = std::max(now, bucket.at);
-  bucket.want(std::min(cost, plan.limit), now);
+  bucket.want(std::min(cost, compiled.limit), now);
   if (now < bucket.listed_until) return;
-  std::uint64_t left = bucket.left(plan.escrow_bucket);
+  std::uint64_t left = bucket.left(compiled.escrow_bucket);
   bool enough = left / 2 >= bucket.likely(now) && left <= bucket.share;
   if (enough) return;
   crdt::Epoch period = period_at(id, now);
   bucket.listed_until = period.expiry;
   std::lock_guard lock(busy_mutex);
-  if (busy.size() < EscrowNeeds::kMost) busy.emplace(CellId{id, period}, plan.name);
+  if (busy.size() < EscrowNeeds::kMost) busy.emplace(CellId{id, period}, compiled.name);
 }
 
-void Limiter::Impl::look_ahead_in_bucket(const Plan& plan, const CellId& id, Nanos now) {
+void Limiter::Impl::look_ahead_in_bucket(const CompiledRule& compiled, const CellId& id,
+                                         Nanos now) {
   with_entry(id.series, false, [&](SeriesEntry& entry) {
     if (entry.form() != Form::general || entry.series->escrow_bucket == nullptr) return;
     Series& series = *entry.series;
-    const EscrowBucketShape& shape = plan.escrow_bucket;
-    EscrowBucket& bucket = escrow_bucket(plan, id.series, series, now);
+    const EscrowBucketShape& shape = compiled.escrow_bucket;
+    EscrowBucket& bucket = escrow_bucket(compiled, id.series, series, now);
     crdt::Epoch next = period_at(id.series, id.epoch.expiry);
     if (next.start <= bucket.at) return;
     EscrowCell* cell = series.find_escrow(next);
@@ -444,22 +450,22 @@ void Limiter::Impl::look_ahead_in_bucket(const Plan& plan, const CellId& id, Nan
     Uint128 filled = cell == nullptr ? 0 : cell->others.holding.filled;
     auto coming = static_cast<std::uint64_t>(std::min<Uint128>(filled, shape.burst));
     std::uint64_t lacking = bucket.lacking(shape, part, coming, now);
-    if (lacking > 0) needs.note(plan.name, plan.limit, {id.series, next}, lacking, true);
+    if (lacking > 0) needs.note(compiled.name, compiled.limit, {id.series, next}, lacking, true);
   });
 }
 
-std::uint64_t Limiter::Impl::lend_rights(const Plan& plan, const CellId& id,
+std::uint64_t Limiter::Impl::lend_rights(const CompiledRule& compiled, const CellId& id,
                                          const crdt::Incarnation& to, std::uint64_t wanted,
                                          Nanos now) {
-  const EscrowBucketShape& shape = plan.escrow_bucket;
+  const EscrowBucketShape& shape = compiled.escrow_bucket;
   if (period_at(id.series, id.epoch.start) != id.epoch || id.epoch.start > now + kLentAhead) {
     return 0;
   }
   std::uint64_t gave = 0;
   with_entry(id.series, true, [&](SeriesEntry& entry) {
     Series& series = general(entry, id.series);
-    table.set_rule(entry, plan.number);
-    EscrowBucket& bucket = escrow_bucket(plan, id.series, series, now);
+    table.set_rule(entry, compiled.number);
+    EscrowBucket& bucket = escrow_bucket(compiled, id.series, series, now);
     // What has begun here is spent already.
     if (id.epoch.start <= std::max(now, bucket.at)) return;
     EscrowCell& cell = series.escrow_cell(id.epoch);
@@ -480,9 +486,9 @@ std::uint64_t Limiter::Impl::lend_rights(const Plan& plan, const CellId& id,
   return gave;
 }
 
-std::uint64_t Limiter::Impl::used_escrow(const Plan& plan, const SeriesId& id, Series* series,
-                                         Nanos now) {
-  WindowShape shape = window_shape(*plan.rule, id);
+std::uint64_t Limiter::Impl::used_escrow(const CompiledRule& compiled, const SeriesId& id,
+                                         Series* series, Nanos now) {
+  WindowShape shape = window_shape(*compiled.rule, id);
   crdt::Epoch epoch = shape.epoch(shape.index(now));
   EscrowCell* cell = series == nullptr ? nullptr : series->find_escrow(epoch);
   if (cell == nullptr) return 0;

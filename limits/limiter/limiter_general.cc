@@ -79,7 +79,7 @@ void Limiter::Impl::unlock_all(std::span<Item> items) {
   }
 }
 
-bool Limiter::Impl::settle(std::span<Item> items, Nanos now, Decision& out) {
+bool Limiter::Impl::decide_locked(std::span<Item> items, Nanos now, Decision& out) {
   out.allowed = true;
   out.deciding = -1;
   out.wants_commit = false;
@@ -89,30 +89,30 @@ bool Limiter::Impl::settle(std::span<Item> items, Nanos now, Decision& out) {
   std::unique_lock counting(overflow_mutex, std::defer_lock);
   for (std::size_t i = 0; i < items.size(); ++i) {
     Item& item = items[i];
-    const Plan& plan = *item.plan;
+    const CompiledRule& compiled = *item.compiled;
     RuleStatus& status = out.statuses[i];
     status.rule = item.rule;
     status.descriptor = item.descriptor;
-    status.shadow = plan.shadow;
+    status.shadow = compiled.shadow;
     status.degraded = false;
     status.elsewhere = false;
-    status.limit = plan.limit;
-    assess(plan, item, now, status);
-    if (plan.escrow && stopped.load(std::memory_order_relaxed)) {
+    status.limit = compiled.limit;
+    assess(compiled, item, now, status);
+    if (compiled.escrow && stopped.load(std::memory_order_relaxed)) {
       deny_degraded(status);
       status.elsewhere = false;
-    } else if (plan.escrow) {
-      note_demand(plan, item, status, now);
+    } else if (compiled.escrow) {
+      count_demand(compiled, item, status, now);
     }
     if (status.allowed && item.cost > 0 && (item.entry == nullptr || item.mode == Mode::no_ticket))
         [[unlikely]] {
-      if (item.mode == Mode::no_ticket && plan.rule->on_failure == OnFailure::closed) {
+      if (item.mode == Mode::no_ticket && compiled.rule->on_failure == OnFailure::closed) {
         deny_degraded(status);
       } else if (item.entry != nullptr) {
         // Counted at once.
       } else if (item.no_room) {
         if (!counting.owns_lock()) counting.lock();
-        degrade(plan, item, now, status);
+        degrade(compiled, item, now, status);
       } else {
         missing = true;
       }
@@ -127,16 +127,16 @@ bool Limiter::Impl::settle(std::span<Item> items, Nanos now, Decision& out) {
   for (std::size_t i = 0; i < items.size(); ++i) {
     Item& item = items[i];
     RuleStatus& status = out.statuses[i];
-    const Plan& plan = *item.plan;
+    const CompiledRule& compiled = *item.compiled;
     bool consumes = out.allowed && status.allowed && !status.degraded && item.cost > 0;
-    if (item.compact) finish(plan, item.owed, item.cost, consumes, status);
+    if (item.compact) finish(compiled, item.owed, item.cost, consumes, status);
     if (consumes) {
-      consume(plan, item, now, status);
+      consume(compiled, item, now, status);
       status.remaining -= std::min(status.remaining, item.cost);
-      out.wants_commit |= plan.commit || item.waits;
-      if (!item.compact) status.reset = reset_after(plan, item, status, now);
+      out.wants_commit |= compiled.commit || item.waits;
+      if (!item.compact) status.reset = reset_after(compiled, item, status, now);
     } else if (status.degraded && out.allowed && status.allowed) {
-      Period period = period_of(plan, item, now);
+      Period period = period_of(compiled, item, now);
       overflow.add(table.short_id(item.id), period.number, item.cost, period.expiry, now);
       overflow_lasts(period.expiry);
       status.remaining -= item.cost;
@@ -147,16 +147,17 @@ bool Limiter::Impl::settle(std::span<Item> items, Nanos now, Decision& out) {
   return true;
 }
 
-Limiter::Impl::Period Limiter::Impl::period_of(const Plan& plan, const Item& item, Nanos now) {
-  if (!plan.bucket_cell && !plan.log && item.shape.previous == 0) {
+Limiter::Impl::Period Limiter::Impl::period_of(const CompiledRule& compiled, const Item& item,
+                                               Nanos now) {
+  if (!compiled.bucket_cell && !compiled.log && item.shape.previous == 0) {
     Nanos end = item.start + item.shape.length(item.index);
     return {item.index, false, end, end};
   }
-  if (plan.bucket_cell) {
+  if (compiled.bucket_cell) {
     // In which a full bucket drains; no request passes one without a rate.
-    return period_at(drain_length(plan.bucket), now);
+    return period_at(drain_length(compiled.bucket), now);
   }
-  return period_at(plan.rule->window, now);
+  return period_at(compiled.rule->window, now);
 }
 
 Limiter::Impl::Period Limiter::Impl::period_at(Nanos length, Nanos now) {
@@ -185,20 +186,20 @@ std::uint64_t Limiter::Impl::overflow_used(const Item& item, const Period& perio
 
 bool Limiter::Impl::begin_with_overflow(const Item& item, Nanos now, SeriesEntry& entry) {
   if (now >= overflow_over.load(std::memory_order_relaxed)) return true;
-  const Plan& plan = *item.plan;
+  const CompiledRule& compiled = *item.compiled;
   std::uint64_t used = 0;
   {
     std::lock_guard counting(overflow_mutex);
-    used = overflow_used(item, period_of(plan, item, now), now);
+    used = overflow_used(item, period_of(compiled, item, now), now);
   }
   if (used == 0) return true;
-  if (options.replicated || !(plan.compact.fits || plan.small_windows)) return false;
-  if (plan.bucket_cell) {
-    std::uint64_t most = mul_saturated(plan.limit, 1 + std::uint64_t{plan.bucket.max_debt});
+  if (options.replicated || !(compiled.compact.fits || compiled.small_windows)) return false;
+  if (compiled.bucket_cell) {
+    std::uint64_t most = mul_saturated(compiled.limit, 1 + std::uint64_t{compiled.bucket.max_debt});
     entry.set_form(Form::bucket);
     entry.time = now;
-    entry.word[0] = std::min(used, most) * plan.compact.unit.value();
-    entry.word[1] = plan.number;
+    entry.word[0] = std::min(used, most) * compiled.compact.unit.value();
+    entry.word[1] = compiled.number;
     return true;
   }
   if (used > kMaxSmall) return false;
@@ -259,12 +260,13 @@ bool Limiter::Impl::move_out(SeriesEntry& entry, Nanos now) {
   return true;
 }
 
-void Limiter::Impl::degrade(const Plan& plan, const Item& item, Nanos now, RuleStatus& status) {
+void Limiter::Impl::degrade(const CompiledRule& compiled, const Item& item, Nanos now,
+                            RuleStatus& status) {
   deny_degraded(status);
-  if (plan.rule->on_failure == OnFailure::closed) return;
-  Period period = period_of(plan, item, now);
+  if (compiled.rule->on_failure == OnFailure::closed) return;
+  Period period = period_of(compiled, item, now);
   std::uint64_t used = overflow_used(item, period, now);
-  status.remaining = plan.limit - std::min(plan.limit, used);
+  status.remaining = compiled.limit - std::min(compiled.limit, used);
   status.reset = used == 0 ? 0 : period.end - now;
   status.allowed = item.cost <= status.remaining;
   status.retry_after = status.allowed ? 0 : period.end - now;
@@ -281,9 +283,9 @@ void Limiter::Impl::make(Item& item, Nanos now) {
   if (item.entry != nullptr || item.cost == 0 || item.no_room) return;
   SeriesEntry fresh{};
   if (begin_with_overflow(item, now, fresh)) {
-    item.entry = table.insert(item.id, item.plan->number, item.made, fresh);
+    item.entry = table.insert(item.id, item.compiled->number, item.made, fresh);
     if (item.entry == nullptr && make_room(now)) {
-      item.entry = table.insert(item.id, item.plan->number, item.made, fresh);
+      item.entry = table.insert(item.id, item.compiled->number, item.made, fresh);
     }
   }
   item.no_room = item.entry == nullptr;

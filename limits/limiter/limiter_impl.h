@@ -50,8 +50,8 @@ inline constexpr Nanos kSlice = 2 * kSecond;
 /// Full table: so many idle series give their places at once, found in at most so many looks.
 inline constexpr std::size_t kMovedAtOnce = 16;
 inline constexpr int kLooks = 4;
-/// A lane takes at most this part of the units that are left.
-inline constexpr std::uint64_t kLaneShare = 64;
+/// A credit takes at most this part of the units that are left.
+inline constexpr std::uint64_t kCreditShare = 64;
 /// Escrow: a life may have lent this far ahead, so what was lent by those before it is over so long
 /// after it began.
 inline constexpr Nanos kLentAhead = 2 * kLendingPeriod;
@@ -74,18 +74,18 @@ enum class Mode : std::uint8_t { consume, hold, no_ticket };
 /// One matching rule of a request under evaluation. What has no initial value is set by prepare(),
 /// the window only for rules that have one.
 struct Item {
-  const Plan* plan = nullptr;
+  const CompiledRule* compiled = nullptr;
   std::uint32_t rule = 0;
   Mode mode = Mode::consume;
-  bool made = false;     // the entry, by this request
-  bool no_room = false;  // none could be made
-  bool compact = false;  // evaluated by its small bucket: `owed` is what it owes
-  bool waits = false;    // what it consumed is ahead of what is durable
-  bool noted = false;    // Request::demand_noted
+  bool made = false;            // the entry, by this request
+  bool no_room = false;         // none could be made
+  bool compact = false;         // evaluated by its small bucket: `owed` is what it owes
+  bool waits = false;           // what it consumed is ahead of what is durable
+  bool demand_counted = false;  // Request::demand_noted
   std::uint16_t descriptor = 0;
   SeriesEntry* entry = nullptr;
   SeriesEntry* first = nullptr;  // where it is looked for first
-  Lane* lane = nullptr;          // where this thread has one, if it has
+  Credit* credit = nullptr;      // where this thread has one, if it has
   SeriesId id;
   std::uint64_t cost = 0;
   Owed owed;
@@ -222,11 +222,11 @@ struct Limiter::Impl {
   RequestIds ids;
   Tickets tickets;
   std::atomic<std::uint64_t> timed_out{0};
-  // Where escrow rules stand: EscrowStanding, read by every thread.
+  // EscrowGrantState, read by every thread.
   std::atomic<bool> open{true};
   std::atomic<bool> stopped{false};
   std::atomic<bool> disk{true};
-  std::atomic<Nanos> horizon{-1};
+  std::atomic<Nanos> fence_time{-1};
   std::atomic<Nanos> gives_ahead{kMaxTime};
   std::atomic<Nanos> since{-1};
   EscrowNeeds needs;
@@ -276,23 +276,24 @@ struct Limiter::Impl {
     }
     return now;
   }
-  SeriesId series_of(const Plan& plan, const Request& request, std::string& key) const;
+  SeriesId series_of(const CompiledRule& compiled, const Request& request, std::string& key) const;
 
   // One entry, with its lock held. Null stands for an unused one.
 
   /// Without reset and waits where Item::compact comes out true: finish() has these.
-  void assess(const Plan& plan, Item& item, Nanos now, RuleStatus& status);
+  void assess(const CompiledRule& compiled, Item& item, Nanos now, RuleStatus& status);
 
-  static bool is_compact(const Plan& plan, const SeriesEntry& entry) {
-    return entry.form() == Form::bucket && entry.word[1] == plan.number;
+  static bool is_compact(const CompiledRule& compiled, const SeriesEntry& entry) {
+    return entry.form() == Form::bucket && entry.word[1] == compiled.number;
   }
 
-  [[gnu::always_inline]] static Owed assess_compact(const Plan& plan, const SeriesEntry& entry,
-                                                    std::uint64_t cost, Nanos now,
-                                                    RuleStatus& status) {
-    Owed owed{plan.compact.debt(entry, now), std::max<Nanos>(entry.time - now, 0)};
-    bool room = owed.debt <= plan.compact.capacity;
-    std::uint64_t remaining = room ? plan.compact.unit.floor(plan.compact.capacity - owed.debt) : 0;
+  [[gnu::always_inline]] static Owed assess_compact(const CompiledRule& compiled,
+                                                    const SeriesEntry& entry, std::uint64_t cost,
+                                                    Nanos now, RuleStatus& status) {
+    Owed owed{compiled.compact.debt(entry, now), std::max<Nanos>(entry.time - now, 0)};
+    bool room = owed.debt <= compiled.compact.capacity;
+    std::uint64_t remaining =
+        room ? compiled.compact.unit.floor(compiled.compact.capacity - owed.debt) : 0;
     status.remaining = remaining;
     status.allowed = room && cost <= remaining;
     status.retry_after = status.delay = 0;
@@ -300,7 +301,7 @@ struct Limiter::Impl {
   }
 
   /// What evaluate_window says where no window is newer than the current one. False: ask it.
-  [[gnu::always_inline]] static bool assess_small_windows(const Plan& plan,
+  [[gnu::always_inline]] static bool assess_small_windows(const CompiledRule& compiled,
                                                           const SeriesEntry& entry,
                                                           std::uint64_t cost, Nanos now,
                                                           const WindowShape& shape, Nanos start,
@@ -316,37 +317,37 @@ struct Limiter::Impl {
     std::uint64_t used = newest;
     if (before > 0) {
       Uint128 weighted = static_cast<Uint128>(before) * static_cast<std::uint64_t>(left);
-      used +=
-          weighted >> 64 == 0
-              ? plan.sub.ceil(static_cast<std::uint64_t>(weighted))
-              : static_cast<std::uint64_t>((weighted + plan.sub.value() - 1) / plan.sub.value());
+      used += weighted >> 64 == 0
+                  ? compiled.sub.ceil(static_cast<std::uint64_t>(weighted))
+                  : static_cast<std::uint64_t>((weighted + compiled.sub.value() - 1) /
+                                               compiled.sub.value());
     }
-    status.remaining = plan.limit - std::min(plan.limit, used);
-    status.allowed = used <= plan.limit && cost <= status.remaining;
+    status.remaining = compiled.limit - std::min(compiled.limit, used);
+    status.allowed = used <= compiled.limit && cost <= status.remaining;
     // When a weighted window lets this cost pass is for evaluate_window to say.
     if (!status.allowed && shape.previous > 0) return false;
     status.reset = newest > 0 ? left + shape.sub * shape.previous : before > 0 ? left : 0;
     status.delay = 0;
     status.retry_after = 0;
     if (status.allowed) return true;
-    status.retry_after = cost > plan.limit ? kNever : left;
+    status.retry_after = cost > compiled.limit ? kNever : left;
     return true;
   }
 
   /// What assess() left out; a consumed cost is in the debt by now.
-  [[gnu::always_inline]] static void finish(const Plan& plan, Owed owed, std::uint64_t cost,
-                                            bool consumed, RuleStatus& status) {
-    const CompactBucket& compact = plan.compact;
+  [[gnu::always_inline]] static void finish(const CompiledRule& compiled, Owed owed,
+                                            std::uint64_t cost, bool consumed, RuleStatus& status) {
+    const CompactBucket& compact = compiled.compact;
     std::uint64_t debt = owed.debt;
     bool allowed = consumed || status.allowed;
-    if (plan.bucket.queue && allowed) [[unlikely]]
+    if (compiled.bucket.queue && allowed) [[unlikely]]
       status.delay = until_drained(compact, owed, debt);
     if (consumed) debt += cost * compact.unit.value();
     status.reset = until_drained(compact, owed, debt);
     if (allowed) [[likely]]
       return;
     debt -= compact.capacity - cost * compact.unit.value();
-    status.retry_after = cost > plan.limit ? kNever : until_drained(compact, owed, debt);
+    status.retry_after = cost > compiled.limit ? kNever : until_drained(compact, owed, debt);
   }
 
   [[gnu::always_inline]] static Nanos until_drained(const CompactBucket& compact, Owed owed,
@@ -360,17 +361,19 @@ struct Limiter::Impl {
   const BucketShape& counted_by(const SeriesEntry& entry) const {
     return numbers.at(static_cast<std::uint32_t>(entry.word[1])).bucket;
   }
-  Verdict evaluate(const Plan& plan, const Item& item, std::uint64_t cost, Nanos now);
+  Verdict evaluate(const CompiledRule& compiled, const Item& item, std::uint64_t cost, Nanos now);
 
   /// As if what is held were consumed now.
-  static crdt::BucketState with_held(const Plan& plan, const BucketCell& bucket, Nanos now);
+  static crdt::BucketState with_held(const CompiledRule& compiled, const BucketCell& bucket,
+                                     Nanos now);
 
   /// What evaluate_window says of a fixed window with `used` units and nothing in a later one.
   static Verdict evaluate_fixed(std::uint64_t limit, std::uint64_t used, std::uint64_t cost,
                                 Nanos left);
 
   /// Once the cost has been consumed. `status` is from before.
-  Nanos reset_after(const Plan& plan, const Item& item, const RuleStatus& status, Nanos now);
+  Nanos reset_after(const CompiledRule& compiled, const Item& item, const RuleStatus& status,
+                    Nanos now);
 
   [[gnu::always_inline]] static Nanos reset_of_windows(const WindowShape& shape, Nanos start,
                                                        const RuleStatus& status, Nanos now) {
@@ -379,25 +382,26 @@ struct Limiter::Impl {
 
   /// Puts the series beside the table, where everything fits.
   Series& general(SeriesEntry& entry, const SeriesId& id);
-  void consume(const Plan& plan, Item& item, Nanos now, const RuleStatus& status);
+  void consume(const CompiledRule& compiled, Item& item, Nanos now, const RuleStatus& status);
 
   /// The cell in which a cost counts.
-  static crdt::Epoch epoch_of(const Plan& plan, const Item& item, Nanos now) {
-    if (plan.bucket_cell) return crdt::kBucketEpoch;
-    return plan.log ? log_epoch(plan.rule->window, now) : item.shape.epoch(item.index);
+  static crdt::Epoch epoch_of(const CompiledRule& compiled, const Item& item, Nanos now) {
+    if (compiled.bucket_cell) return crdt::kBucketEpoch;
+    return compiled.log ? log_epoch(compiled.rule->window, now) : item.shape.epoch(item.index);
   }
 
   /// Only where nothing is replicated.
-  static void consume_compact(const Plan& plan, SeriesEntry& entry, Owed owed, std::uint64_t cost,
-                              Nanos now) {
-    entry.word[0] = owed.debt + cost * plan.compact.unit.value();
+  static void consume_compact(const CompiledRule& compiled, SeriesEntry& entry, Owed owed,
+                              std::uint64_t cost, Nanos now) {
+    entry.word[0] = owed.debt + cost * compiled.compact.unit.value();
     entry.time = now + owed.ahead;
   }
-  bool consume_small_window(const Plan& plan, const Item& item);
+  bool consume_small_window(const CompiledRule& compiled, const Item& item);
 
   /// The first units of a series.
-  bool begin_small_bucket(const Plan& plan, const Item& item, Nanos now);
-  void consume_bucket_cell(const Plan& plan, Series& series, std::uint64_t cost, Nanos now);
+  bool begin_small_bucket(const CompiledRule& compiled, const Item& item, Nanos now);
+  void consume_bucket_cell(const CompiledRule& compiled, Series& series, std::uint64_t cost,
+                           Nanos now);
   void list(SeriesEntry& entry);
 
   // Decisions.
@@ -409,35 +413,38 @@ struct Limiter::Impl {
   void prepare_one(const Request& request, Nanos now, Local& work, Items& items);
   [[gnu::noinline]] void prepare_by_index(const Request& request, Nanos now, Local& work,
                                           Items& items);
-  [[gnu::noinline]] void add_any(const Plan& plan, const Request& request, Nanos now, Local& work,
-                                 Items& items);
+  [[gnu::noinline]] void add_any(const CompiledRule& compiled, const Request& request, Nanos now,
+                                 Local& work, Items& items);
 
-  static SeriesId id_of(const Plan& plan, std::string_view value, Local& work) {
-    return work.memo.id_of(plan.hash_number, value, [&plan](std::string_view text) {
-      return hash_with(plan.hash_key, text);
+  static SeriesId id_of(const CompiledRule& compiled, std::string_view value, Local& work) {
+    return work.memo.id_of(compiled.hash_number, value, [&compiled](std::string_view text) {
+      return hash_with(compiled.hash_key, text);
     });
   }
-  [[gnu::always_inline]] inline void add(const Plan& plan, const SeriesId& known,
+  [[gnu::always_inline]] inline void add(const CompiledRule& compiled, const SeriesId& known,
                                          const Request& request, Nanos now, const Local& work,
                                          Items& items);
 
-  [[gnu::always_inline]] static std::uint64_t cost_of(const Plan& plan, const Request& request) {
-    return mul_saturated(plan.plain_cost ? plan.default_cost : plan.rule->cost_of(request),
-                         request.hits);
+  [[gnu::always_inline]] static std::uint64_t cost_of(const CompiledRule& compiled,
+                                                      const Request& request) {
+    return mul_saturated(
+        compiled.plain_cost ? compiled.default_cost : compiled.rule->cost_of(request),
+        request.hits);
   }
 
-  [[gnu::always_inline]] static void find_window(const Plan& plan, Item& item, Nanos now) {
-    find_window(plan, item.id, now, item.shape, item.index, item.start);
+  [[gnu::always_inline]] static void find_window(const CompiledRule& compiled, Item& item,
+                                                 Nanos now) {
+    find_window(compiled, item.id, now, item.shape, item.index, item.start);
   }
-  [[gnu::always_inline]] static void find_window(const Plan& plan, const SeriesId& id, Nanos now,
-                                                 WindowShape& shape, std::int64_t& index,
+  [[gnu::always_inline]] static void find_window(const CompiledRule& compiled, const SeriesId& id,
+                                                 Nanos now, WindowShape& shape, std::int64_t& index,
                                                  Nanos& start) {
-    shape = plan.spread ? window_shape(*plan.rule, id) : plan.window;
+    shape = compiled.spread ? window_shape(*compiled.rule, id) : compiled.window;
     if (shape.calendar != nullptr) {
       index = shape.index(now);
     } else {
       auto time = static_cast<std::uint64_t>(now + shape.phase);
-      index = static_cast<std::int64_t>(plan.sub.floor(time));
+      index = static_cast<std::int64_t>(compiled.sub.floor(time));
     }
     start = shape.start(index);
   }
@@ -446,7 +453,7 @@ struct Limiter::Impl {
 
   /// The one rule that a request meets, if it has no matchers, and the text that it counts by.
   struct SingleMatch {
-    const Plan* plan = nullptr;
+    const CompiledRule* compiled = nullptr;
     const std::string_view* value = nullptr;
   };
   [[gnu::noinline]] static SingleMatch single_match(const Program& program, const Request& request);
@@ -498,72 +505,73 @@ struct Limiter::Impl {
     count(status, work);
     AtomicCounters& counter = work.program->counters[work.stripe][status.rule];
     if (status.degraded) add_one(counter.degraded, work.alone());
-    if (status.elsewhere) add_one(counter.elsewhere, work.alone());
+    if (status.elsewhere) add_one(counter.exhausted_locally, work.alone());
   }
   [[gnu::noinline]] bool decide_alone(const Item& item, Local& work, Nanos now, Decision& out);
 
   /// What the general way says where one rule matches, and its series is known and small (as it
-  /// mostly is with Plan::small). The lock is held for what needs it, and not taken where this
-  /// thread has a lane. False: nothing was done. Inlined with all that it needs, as nothing else
-  /// is: what is rare is a call away.
-  [[gnu::always_inline]] inline bool decide_alone(const Plan& plan, const SeriesId id,
+  /// mostly is with CompiledRule::small). The lock is held for what needs it, and not taken where
+  /// this thread has a credit. False: nothing was done. Inlined with all that it needs, as nothing
+  /// else is: what is rare is a call away.
+  [[gnu::always_inline]] inline bool decide_alone(const CompiledRule& compiled, const SeriesId id,
                                                   const std::uint64_t cost, SeriesEntry* first,
-                                                  Lane& lane, Local& work, Nanos now,
+                                                  Credit& credit, Local& work, Nanos now,
                                                   Decision& out);
 
   /// The same for several rules: all of their series are known and small. At most one of them is
-  /// decided by a lane: what is spent there could not be given back.
+  /// decided by a credit: what is spent there could not be given back.
   [[gnu::noinline]] bool decide_few(std::span<Item> items, Local& work, Nanos now, Decision& out);
 
-  /// Locks the entries of all but `by_lane`, which is the first that this thread has a lane of, in
-  /// the order of addresses. False: none is, and nothing was done.
+  /// Locks the entries of all but `by_credit`, which is the first that this thread has a credit of,
+  /// in the order of addresses. False: none is, and nothing was done.
   [[gnu::always_inline]] inline bool lock_small(std::span<Item> items, const Program& program,
-                                                Nanos now, Item*& by_lane);
-  [[gnu::noinline]] static bool leave(std::span<Item> items, const Item* by_lane);
+                                                Nanos now, Item*& by_credit);
+  [[gnu::noinline]] static bool leave(std::span<Item> items, const Item* by_credit);
   [[gnu::always_inline]] inline bool assess_small(Item& item, Nanos now, RuleStatus& status);
-  [[gnu::always_inline]] inline void consume_small(const Plan& plan, Item& item, Nanos now,
-                                                   const RuleStatus& status);
+  [[gnu::always_inline]] inline void consume_small(const CompiledRule& compiled, Item& item,
+                                                   Nanos now, const RuleStatus& status);
   [[gnu::always_inline]] inline static bool has_one(const std::vector<RuleStatus>& statuses);
   [[gnu::noinline]] static void make_one(std::vector<RuleStatus>& statuses);
 
   /// False: it is no small bucket, and the lock is gone.
-  [[gnu::always_inline]] inline bool assess_bucket_alone(const Plan& plan, SeriesEntry& entry,
-                                                         std::uint64_t cost, Nanos now, Owed& owed,
-                                                         RuleStatus& status);
+  [[gnu::always_inline]] inline bool assess_bucket_alone(const CompiledRule& compiled,
+                                                         SeriesEntry& entry, std::uint64_t cost,
+                                                         Nanos now, Owed& owed, RuleStatus& status);
 
   /// False: they are not small windows of which none is newer than this one, and the lock is gone.
-  [[gnu::always_inline]] inline bool assess_window_alone(const Plan& plan, SeriesEntry& entry,
-                                                         std::uint64_t cost, Nanos now,
-                                                         const WindowShape& shape, Nanos start,
-                                                         RuleStatus& status);
-  [[gnu::always_inline]] inline static bool wants_lane(const SeriesEntry& entry, const Local& work);
+  [[gnu::always_inline]] inline bool assess_window_alone(const CompiledRule& compiled,
+                                                         SeriesEntry& entry, std::uint64_t cost,
+                                                         Nanos now, const WindowShape& shape,
+                                                         Nanos start, RuleStatus& status);
+  [[gnu::always_inline]] inline static bool wants_credit(const SeriesEntry& entry,
+                                                         const Local& work);
   /// In the newest window, and the entry stays as it is otherwise.
   [[gnu::always_inline]] inline static bool fits_in_window(const SeriesEntry& entry,
                                                            std::uint64_t cost, Nanos start);
-  /// What changes more than that must find no lanes: their units are in the count as it stands.
-  [[gnu::noinline]] void consume_window(const Plan& plan, Item& item, Nanos now,
+  /// What changes more than that must find no credits: their units are in the count as it stands.
+  [[gnu::noinline]] void consume_window(const CompiledRule& compiled, Item& item, Nanos now,
                                         const RuleStatus& status);
-  [[gnu::noinline]] void consume_window_alone(const Plan& plan, SeriesId id, std::uint64_t cost,
-                                              SeriesEntry& entry, Lane& lane, Nanos now,
-                                              const RuleStatus& status);
-  static Item item_alone(const Plan& plan, const SeriesId& id, std::uint64_t cost,
-                         SeriesEntry& entry, Lane& lane, Nanos now);
+  [[gnu::noinline]] void consume_window_alone(const CompiledRule& compiled, SeriesId id,
+                                              std::uint64_t cost, SeriesEntry& entry,
+                                              Credit& credit, Nanos now, const RuleStatus& status);
+  static Item item_alone(const CompiledRule& compiled, const SeriesId& id, std::uint64_t cost,
+                         SeriesEntry& entry, Credit& credit, Nanos now);
 
-  // Lanes: a thread that finds another at the same series time and again takes a block of units.
+  // Credits: a thread that finds another at the same series time and again takes a block of units.
 
-  [[gnu::always_inline]] inline static bool has_lane(const Lane& lane, const SeriesId& id,
-                                                     std::uint64_t cost, const Program& program,
-                                                     Nanos now);
-  [[gnu::always_inline]] inline static void tell_of_lane(const Lane& lane, Nanos now,
-                                                         RuleStatus& status);
+  [[gnu::always_inline]] inline static bool has_credit(const Credit& credit, const SeriesId& id,
+                                                       std::uint64_t cost, const Program& program,
+                                                       Nanos now);
+  [[gnu::always_inline]] inline static void tell_of_credit(const Credit& credit, Nanos now,
+                                                           RuleStatus& status);
 
-  /// A peek tells what is left, lanes included.
-  [[gnu::noinline]] void close_ended_lanes(SeriesEntry& entry, std::uint64_t cost, Nanos now);
+  /// A peek tells what is left, credits included.
+  [[gnu::noinline]] void close_ended_credits(SeriesEntry& entry, std::uint64_t cost, Nanos now);
 
   /// After the cost was consumed; `status` is from before.
-  [[gnu::noinline]] void open_lane(const Plan& plan, SeriesId id, std::uint64_t cost,
-                                   SeriesEntry& entry, Lane& lane, const Local& work, Nanos now,
-                                   const RuleStatus& status);
+  [[gnu::noinline]] void open_credit(const CompiledRule& compiled, SeriesId id, std::uint64_t cost,
+                                     SeriesEntry& entry, Credit& credit, const Local& work,
+                                     Nanos now, const RuleStatus& status);
 
   /// In the order of addresses, so that two requests cannot wait for each other. If an entry has
   /// been removed since it was found, nothing is locked and false returned.
@@ -571,7 +579,7 @@ struct Limiter::Impl {
   static void unlock_all(std::span<Item> items);
 
   /// Decides and unlocks. False, with nothing decided, if series must be made first.
-  bool settle(std::span<Item> items, Nanos now, Decision& out);
+  bool decide_locked(std::span<Item> items, Nanos now, Decision& out);
 
   /// What the overflow sketch counts by. Two neighbours cover whatever the algorithm would look at.
   struct Period {
@@ -580,7 +588,7 @@ struct Limiter::Impl {
     Nanos end = 0;
     Nanos expiry = 0;
   };
-  static Period period_of(const Plan& plan, const Item& item, Nanos now);
+  static Period period_of(const CompiledRule& compiled, const Item& item, Nanos now);
   static Period period_at(Nanos length, Nanos now);
   static Nanos drain_length(const BucketShape& bucket);
 
@@ -601,7 +609,7 @@ struct Limiter::Impl {
 
   /// No room for the series: closed rules deny; open ones count in the sketch, which may deny too
   /// early and never too late.
-  void degrade(const Plan& plan, const Item& item, Nanos now, RuleStatus& status);
+  void degrade(const CompiledRule& compiled, const Item& item, Nanos now, RuleStatus& status);
   static void deny_degraded(RuleStatus& status);
   void make(Item& item, Nanos now);
 
@@ -610,16 +618,16 @@ struct Limiter::Impl {
   Ticket reserve(const Request& request, Nanos given, Nanos timeout, Decision& out);
   Ticket reserve(const Request& request, Items& items, Local& work, Nanos now, Nanos timeout,
                  Decision& out);
-  void hold(const Plan& plan, const Item& item, Nanos now);
+  void hold(const CompiledRule& compiled, const Item& item, Nanos now);
   /// Descriptors beyond `actual` as reserved.
   Settled settle_ticket(const OpenTicket& ticket, std::span<const std::uint64_t> actual, Nanos now);
 
   /// Of the rule in force that an entry belongs to. If there is none, of the one that it was last
   /// used by.
-  Plan plan_for(const Program& program, const SeriesEntry& entry) const;
+  CompiledRule compiled_for(const Program& program, const SeriesEntry& entry) const;
 
   /// False if it is too late to count anything.
-  bool settle_hold(const Plan& plan, Item& item, const Hold& hold, Nanos now);
+  bool settle_hold(const CompiledRule& compiled, Item& item, const Hold& hold, Nanos now);
   std::size_t settle_due(Nanos now, std::size_t max);
   void settle_all(Nanos now);
 
@@ -677,24 +685,25 @@ struct Limiter::Impl {
   bool takes_share(const crdt::Epoch& epoch) const;
 
   /// A limit that changes does so for later windows.
-  EscrowCell& place(const Plan& plan, const SeriesId& id, EscrowCell& cell) const;
-  Verdict evaluate_escrow(const Plan& plan, const Item& item, Series* series, std::uint64_t cost,
-                          Nanos now) const;
+  EscrowCell& place(const CompiledRule& compiled, const SeriesId& id, EscrowCell& cell) const;
+  Verdict evaluate_escrow(const CompiledRule& compiled, const Item& item, Series* series,
+                          std::uint64_t cost, Nanos now) const;
 
   /// Spends, whatever is left: the caller has decided.
-  void spend(const Plan& plan, Item& item, EscrowCell& cell);
-  void consume_escrow(const Plan& plan, Item& item, Nanos now);
+  void spend(const CompiledRule& compiled, Item& item, EscrowCell& cell);
+  void consume_escrow(const CompiledRule& compiled, Item& item, Nanos now);
 
   /// A settlement counts, also beyond the rights that are here: the work was done.
-  bool settle_escrow(const Plan& plan, Item& item, const Hold& hold, Nanos now);
+  bool settle_escrow(const CompiledRule& compiled, Item& item, const Hold& hold, Nanos now);
 
   /// What was asked for, whatever became of it; and if it leaves too little here, or was too much,
   /// a need for more.
-  void note_demand(const Plan& plan, const Item& item, const RuleStatus& status, Nanos now);
+  void count_demand(const CompiledRule& compiled, const Item& item, const RuleStatus& status,
+                    Nanos now);
 
   /// Towards the end of a window that asked for more than its share: what the next one will lack.
   void look_ahead(Nanos now, Nanos lead);
-  void look_ahead(const Plan& plan, const CellId& id, Nanos now);
+  void look_ahead(const CompiledRule& compiled, const CellId& id, Nanos now);
   std::uint64_t give_rights(const SeriesId& name, const CellId& id, const crdt::Incarnation& to,
                             std::uint64_t wanted, Nanos now, bool all);
   std::vector<RightsLeft> rights_left(Nanos now, std::size_t max);
@@ -723,28 +732,30 @@ struct Limiter::Impl {
   std::uint64_t advance(const EscrowBucketShape& shape, const SeriesId& id, Series* series,
                         EscrowBucket& bucket, Nanos now) const;
 
-  /// The bucket of a series that was not used since this life's standing is open, or is full again.
+  /// The bucket of a series that was not used since grants of this life are open, or is full again.
   EscrowBucket unused_bucket(const EscrowBucketShape& shape, const SeriesId& id, Nanos now) const;
-  EscrowBucket& made_escrow_bucket(const Plan& plan, const SeriesId& id, Series& series,
+  EscrowBucket& made_escrow_bucket(const CompiledRule& compiled, const SeriesId& id, Series& series,
                                    Nanos now) const;
   /// Made if need be, and brought to `now`.
-  EscrowBucket& escrow_bucket(const Plan& plan, const SeriesId& id, Series& series,
+  EscrowBucket& escrow_bucket(const CompiledRule& compiled, const SeriesId& id, Series& series,
                               Nanos now) const;
-  Verdict evaluate_escrow_bucket(const Plan& plan, const Item& item, Series* series,
+  Verdict evaluate_escrow_bucket(const CompiledRule& compiled, const Item& item, Series* series,
                                  std::uint64_t cost, Nanos now);
-  std::uint64_t owed_escrow(const Plan& plan, const SeriesId& id, Series* series, Nanos now) const;
+  std::uint64_t owed_escrow(const CompiledRule& compiled, const SeriesId& id, Series* series,
+                            Nanos now) const;
 
   /// What was asked for, whatever became of it.
-  void note_demand(const Plan& plan, const SeriesId& id, Series& series, std::uint64_t cost,
-                   Nanos now);
-  void look_ahead_in_bucket(const Plan& plan, const CellId& id, Nanos now);
-  std::uint64_t lend_rights(const Plan& plan, const CellId& id, const crdt::Incarnation& to,
-                            std::uint64_t wanted, Nanos now);
+  void count_demand(const CompiledRule& compiled, const SeriesId& id, Series& series,
+                    std::uint64_t cost, Nanos now);
+  void look_ahead_in_bucket(const CompiledRule& compiled, const CellId& id, Nanos now);
+  std::uint64_t lend_rights(const CompiledRule& compiled, const CellId& id,
+                            const crdt::Incarnation& to, std::uint64_t wanted, Nanos now);
   void told_durable(const crdt::OwnCount& count);
-  static std::uint64_t used_escrow(const Plan& plan, const SeriesId& id, Series* series, Nanos now);
+  static std::uint64_t used_escrow(const CompiledRule& compiled, const SeriesId& id, Series* series,
+                                   Nanos now);
 
   /// Durability reserve of a merged rule.
-  static void keep_reserve(const Plan& plan, Item& item, WindowCell& cell);
+  static void keep_reserve(const CompiledRule& compiled, Item& item, WindowCell& cell);
   std::size_t sweep(Nanos floor);
 
   /// With its lock: it may be forgotten.
@@ -752,7 +763,7 @@ struct Limiter::Impl {
 
   /// An escrow rule's bucket that is full is as one that was never used.
   bool is_over(const SeriesEntry& entry, Series& series, Nanos floor) const;
-  std::uint64_t used(const Plan& plan, const SeriesId& id, Nanos now);
+  std::uint64_t used(const CompiledRule& compiled, const SeriesId& id, Nanos now);
 };
 
 }  // namespace weir

@@ -183,8 +183,8 @@ void Limiter::Impl::told_durable(const crdt::OwnCount& count) {
   });
 }
 
-void Limiter::Impl::keep_reserve(const Plan& plan, Item& item, WindowCell& cell) {
-  cell.block = plan.reserve;
+void Limiter::Impl::keep_reserve(const CompiledRule& compiled, Item& item, WindowCell& cell) {
+  cell.block = compiled.reserve;
   item.waits = cell.waits();
   // Handed over again once half of what is ahead is gone.
   std::uint64_t ahead = cell.ceiling > cell.own ? cell.ceiling - cell.own : 0;
@@ -196,7 +196,7 @@ std::size_t Limiter::Impl::sweep(Nanos floor) {
   std::lock_guard lock(reload_mutex);
   forget_programs();
   // Those of rules that went are looked for in passing.
-  bool look = numbers.size() > programs.current().plans.size();
+  bool look = numbers.size() > programs.current().compiled_rules.size();
   std::vector<bool> used = look ? used_numbers() : std::vector<bool>();
   std::size_t gone = table.visit_all([&](SeriesEntry& entry) {
     if (is_over(entry, floor)) return true;
@@ -247,27 +247,27 @@ bool Limiter::Impl::is_over(const SeriesEntry& entry, Series& series, Nanos floo
   return series.escrow.empty() && bucket.full(shape, part);
 }
 
-std::uint64_t Limiter::Impl::used(const Plan& plan, const SeriesId& id, Nanos now) {
+std::uint64_t Limiter::Impl::used(const CompiledRule& compiled, const SeriesId& id, Nanos now) {
   std::uint64_t units = 0;
   with_entry(id, false, [&](SeriesEntry& entry) {
     Series* series = entry.form() == Form::general ? entry.series : nullptr;
-    if (plan.escrow) {
-      units = plan.bucket_cell ? owed_escrow(plan, id, series, now)
-                               : used_escrow(plan, id, series, now);
+    if (compiled.escrow) {
+      units = compiled.bucket_cell ? owed_escrow(compiled, id, series, now)
+                                   : used_escrow(compiled, id, series, now);
       return;
     }
-    if (plan.log) {
-      units = log_used(read_log(series, ~std::uint64_t{0}), plan.rule->window, now);
+    if (compiled.log) {
+      units = log_used(read_log(series, ~std::uint64_t{0}), compiled.rule->window, now);
       return;
     }
-    if (plan.bucket_cell) {
-      const BucketShape& shape = plan.bucket;
+    if (compiled.bucket_cell) {
+      const BucketShape& shape = compiled.bucket;
       crdt::BucketState state;
       if (entry.form() == Form::bucket) state = small_bucket(entry, counted_by(entry));
       std::uint64_t total = state.checkpoint.counted;
       if (series != nullptr && series->bucket != nullptr) {
         const BucketCell& bucket = *series->bucket;
-        state = bucket.held > 0 ? with_held(plan, bucket, now) : bucket.state;
+        state = bucket.held > 0 ? with_held(compiled, bucket, now) : bucket.state;
         total = add_saturated(bucket.total(), bucket.held);
       }
       auto unit = static_cast<std::uint64_t>(shape.unit);
@@ -275,7 +275,7 @@ std::uint64_t Limiter::Impl::used(const Plan& plan, const SeriesId& id, Nanos no
       units = static_cast<std::uint64_t>((debt + unit - 1) / unit);
       return;
     }
-    WindowShape shape = window_shape(*plan.rule, id);
+    WindowShape shape = window_shape(*compiled.rule, id);
     units = window_used(shape, now, [&](std::int64_t at) {
       if (entry.form() == Form::window) return small_count(entry, shape, at);
       return series == nullptr ? 0 : series->count(shape.epoch(at));

@@ -2,7 +2,7 @@
 
 #include <weir/limits/limiter/limiter_impl.h>
 
-#include <weir/limits/algorithms/marks.h>
+#include <weir/limits/algorithms/sync_thresholds.h>
 
 namespace weir {
 
@@ -29,14 +29,14 @@ Ticket Limiter::Impl::reserve(const Request& request, Items& items, Local& work,
   OpenTicket ticket;
   for (std::size_t i = 0; i < out.statuses.size() && out.allowed; ++i) {
     const Item& item = items.told(i);
-    const Plan& plan = *item.plan;
+    const CompiledRule& compiled = *item.compiled;
     RuleStatus& status = out.statuses[i];
     const Request part = request.part(status.descriptor);
-    const std::uint64_t units = cost_of(plan, part);
+    const std::uint64_t units = cost_of(compiled, part);
     if (!status.allowed || status.degraded || units == 0) continue;
     if (room) {
-      ticket.holds.push_back(
-          {item.id, epoch_of(plan, item, now), plan.rule->cost_of(part), units, status.descriptor});
+      ticket.holds.push_back({item.id, epoch_of(compiled, item, now), compiled.rule->cost_of(part),
+                              units, status.descriptor});
     } else {
       status.degraded = true;
       add_one(work.program->counters[work.stripe][item.rule].degraded, work.alone());
@@ -53,21 +53,21 @@ Ticket Limiter::Impl::reserve(const Request& request, Items& items, Local& work,
   return {tickets.open(std::move(ticket))};
 }
 
-void Limiter::Impl::hold(const Plan& plan, const Item& item, Nanos now) {
+void Limiter::Impl::hold(const CompiledRule& compiled, const Item& item, Nanos now) {
   Series& series = general(*item.entry, item.id);
-  if (plan.escrow && plan.bucket_cell) {
-    EscrowBucket& bucket = escrow_bucket(plan, item.id, series, now);
+  if (compiled.escrow && compiled.bucket_cell) {
+    EscrowBucket& bucket = escrow_bucket(compiled, item.id, series, now);
     bucket.held = add_saturated(bucket.held, item.cost);
     return;
   }
-  if (plan.bucket_cell) {
+  if (compiled.bucket_cell) {
     series.make_bucket().held += item.cost;  // at most the limit, as all of it was allowed
     return;
   }
   series.forget_windows(now - kGrace);
-  crdt::Epoch epoch = epoch_of(plan, item, now);
-  if (plan.escrow) {
-    place(plan, item.id, series.escrow_cell(epoch)).held += item.cost;
+  crdt::Epoch epoch = epoch_of(compiled, item, now);
+  if (compiled.escrow) {
+    place(compiled, item.id, series.escrow_cell(epoch)).held += item.cost;
   } else {
     series.window(epoch).held += item.cost;
   }
@@ -82,37 +82,38 @@ Settled Limiter::Impl::settle_ticket(const OpenTicket& ticket,
   for (const Hold& hold : ticket.holds) {
     // It is there: what holds something is not forgotten.
     with_entry(hold.series, false, [&](SeriesEntry& entry) {
-      Plan plan = plan_for(*program, entry);
+      CompiledRule compiled = compiled_for(*program, entry);
       Item item;
       item.entry = &entry;
       item.id = hold.series;
       item.cost = hold.descriptor < actual.size()
                       ? mul_saturated(hold.per_hit, actual[hold.descriptor])
                       : hold.units;
-      if (!plan.bucket_cell && !plan.log) find_window(plan, item, now);
-      table.set_rule(entry, plan.number);
-      bool counted = settle_hold(plan, item, hold, now);
+      if (!compiled.bucket_cell && !compiled.log) find_window(compiled, item, now);
+      table.set_rule(entry, compiled.number);
+      bool counted = settle_hold(compiled, item, hold, now);
       out.lapsed |= !counted;
       out.wants_commit |=
-          counted && item.cost > 0 && (item.waits || (options.replicated && plan.commit));
+          counted && item.cost > 0 && (item.waits || (options.replicated && compiled.commit));
     });
   }
   return out;
 }
 
-Plan Limiter::Impl::plan_for(const Program& program, const SeriesEntry& entry) const {
+CompiledRule Limiter::Impl::compiled_for(const Program& program, const SeriesEntry& entry) const {
   std::uint32_t number = table.rule(entry);
   const RuleNumbers::Kept& kept = numbers.at(number);
   auto found = program.by_identity.find(kept.identity);
-  if (found != program.by_identity.end()) return program.plans[found->second];
-  return plan_of(kept.rule, number, kept.identity);
+  if (found != program.by_identity.end()) return program.compiled_rules[found->second];
+  return compile(kept.rule, number, kept.identity);
 }
 
-bool Limiter::Impl::settle_hold(const Plan& plan, Item& item, const Hold& hold, Nanos now) {
+bool Limiter::Impl::settle_hold(const CompiledRule& compiled, Item& item, const Hold& hold,
+                                Nanos now) {
   Series& series = *item.entry->series;
-  if (plan.escrow) return settle_escrow(plan, item, hold, now);
+  if (compiled.escrow) return settle_escrow(compiled, item, hold, now);
   WindowCell* cell = nullptr;
-  if (plan.bucket_cell) {
+  if (compiled.bucket_cell) {
     series.bucket->held -= hold.units;
   } else {
     cell = series.find(hold.epoch);
@@ -124,17 +125,17 @@ bool Limiter::Impl::settle_hold(const Plan& plan, Item& item, const Hold& hold, 
     if (over) return false;
   }
   if (item.cost == 0) return true;
-  std::uint64_t left = evaluate(plan, item, 0, now).remaining;
-  std::uint64_t used = plan.limit - std::min(plan.limit, left);
-  if (plan.bucket_cell) {
-    consume_bucket_cell(plan, series, item.cost, now);
+  std::uint64_t left = evaluate(compiled, item, 0, now).remaining;
+  std::uint64_t used = compiled.limit - std::min(compiled.limit, left);
+  if (compiled.bucket_cell) {
+    consume_bucket_cell(compiled, series, item.cost, now);
   } else {
     cell->own = add_saturated(cell->own, item.cost);
     cell->dirty = options.replicated;
-    if (options.replicated && plan.reserve > 0) keep_reserve(plan, item, *cell);
+    if (options.replicated && compiled.reserve > 0) keep_reserve(compiled, item, *cell);
   }
   if (!options.replicated) return true;
-  if (crosses_mark(used, add_saturated(used, item.cost), plan.limit)) {
+  if (crosses_sync_threshold(used, add_saturated(used, item.cost), compiled.limit)) {
     item.entry->set(SeriesEntry::kUrgent);
   }
   list(*item.entry);

@@ -2,7 +2,7 @@
 
 #include <weir/limits/limiter/limiter_impl.h>
 
-#include <weir/limits/algorithms/marks.h>
+#include <weir/limits/algorithms/sync_thresholds.h>
 
 namespace weir {
 
@@ -53,74 +53,79 @@ crdt::BucketState small_bucket(const SeriesEntry& entry, const BucketShape& shap
   return state;
 }
 
-void Limiter::Impl::assess(const Plan& plan, Item& item, Nanos now, RuleStatus& status) {
+void Limiter::Impl::assess(const CompiledRule& compiled, Item& item, Nanos now,
+                           RuleStatus& status) {
   const SeriesEntry* entry = item.entry;
-  item.compact = plan.compact.fits && entry != nullptr && is_compact(plan, *entry);
-  if (!item.compact && plan.plain_windows && entry != nullptr && entry->form() == Form::window &&
-      entry->time <= item.start) {
-    if (assess_small_windows(plan, *entry, item.cost, now, item.shape, item.start, status)) {
+  item.compact = compiled.compact.fits && entry != nullptr && is_compact(compiled, *entry);
+  if (!item.compact && compiled.plain_windows && entry != nullptr &&
+      entry->form() == Form::window && entry->time <= item.start) {
+    if (assess_small_windows(compiled, *entry, item.cost, now, item.shape, item.start, status)) {
       return;
     }
   }
   if (item.compact) {
-    item.owed = assess_compact(plan, *item.entry, item.cost, now, status);
+    item.owed = assess_compact(compiled, *item.entry, item.cost, now, status);
     return;
   }
-  Verdict verdict = evaluate(plan, item, item.cost, now);
+  Verdict verdict = evaluate(compiled, item, item.cost, now);
   status.allowed = verdict.allowed;
   status.remaining = verdict.remaining;
   status.reset = verdict.reset;
   status.retry_after = verdict.retry_after;
   status.delay = verdict.delay;
-  status.elsewhere = verdict.elsewhere;
+  status.elsewhere = verdict.exhausted_locally;
 }
 
-Verdict Limiter::Impl::evaluate(const Plan& plan, const Item& item, std::uint64_t cost, Nanos now) {
+Verdict Limiter::Impl::evaluate(const CompiledRule& compiled, const Item& item, std::uint64_t cost,
+                                Nanos now) {
   const SeriesEntry* entry = item.entry;
   Form form = entry == nullptr ? Form::unused : entry->form();
   Series* series = form == Form::general ? entry->series : nullptr;
-  if (plan.escrow && plan.bucket_cell) {
-    return evaluate_escrow_bucket(plan, item, series, cost, now);
+  if (compiled.escrow && compiled.bucket_cell) {
+    return evaluate_escrow_bucket(compiled, item, series, cost, now);
   }
-  if (plan.escrow) return evaluate_escrow(plan, item, series, cost, now);
-  if (plan.log) {
-    return evaluate_log(read_log(series, plan.limit + 1), plan.rule->window, plan.limit, now, cost);
+  if (compiled.escrow) return evaluate_escrow(compiled, item, series, cost, now);
+  if (compiled.log) {
+    return evaluate_log(read_log(series, compiled.limit + 1), compiled.rule->window, compiled.limit,
+                        now, cost);
   }
-  if (plan.bucket_cell) {
+  if (compiled.bucket_cell) {
     if (form == Form::bucket) {
-      return evaluate_bucket(plan.bucket, small_bucket(*entry, counted_by(*entry)), kSmallTotal,
+      return evaluate_bucket(compiled.bucket, small_bucket(*entry, counted_by(*entry)), kSmallTotal,
                              now, cost);
     }
     if (series == nullptr || series->bucket == nullptr) {
-      return evaluate_bucket(plan.bucket, {}, 0, now, cost);
+      return evaluate_bucket(compiled.bucket, {}, 0, now, cost);
     }
     const BucketCell& bucket = *series->bucket;
     if (bucket.held > 0) {
-      return evaluate_bucket(plan.bucket, with_held(plan, bucket, now),
+      return evaluate_bucket(compiled.bucket, with_held(compiled, bucket, now),
                              add_saturated(bucket.total(), bucket.held), now, cost);
     }
-    return evaluate_bucket(plan.bucket, bucket.state, bucket.total(), now, cost);
+    return evaluate_bucket(compiled.bucket, bucket.state, bucket.total(), now, cost);
   }
   const WindowShape& shape = item.shape;
   std::int64_t last = item.index;
   if (form == Form::window) {
-    return evaluate_window(shape, plan.limit, now, cost, std::max(last, shape.index(entry->time)),
+    return evaluate_window(shape, compiled.limit, now, cost,
+                           std::max(last, shape.index(entry->time)),
                            [&](std::int64_t index) { return small_count(*entry, shape, index); });
   }
   if (series == nullptr) {
-    if (shape.previous == 0) return evaluate_fixed(plan.limit, 0, cost, kNever);
-    return evaluate_window(shape, plan.limit, now, cost, last,
+    if (shape.previous == 0) return evaluate_fixed(compiled.limit, 0, cost, kNever);
+    return evaluate_window(shape, compiled.limit, now, cost, last,
                            [](std::int64_t) { return std::uint64_t{0}; });
   }
   if (!series->windows.empty()) {
     last = std::max(last, shape.index(series->windows.back().epoch.start));
   }
-  return evaluate_window(shape, plan.limit, now, cost, last,
+  return evaluate_window(shape, compiled.limit, now, cost, last,
                          [&](std::int64_t index) { return series->count(shape.epoch(index)); });
 }
 
-crdt::BucketState Limiter::Impl::with_held(const Plan& plan, const BucketCell& bucket, Nanos now) {
-  return consume_bucket(plan.bucket, bucket.state, bucket.total(), now, bucket.held);
+crdt::BucketState Limiter::Impl::with_held(const CompiledRule& compiled, const BucketCell& bucket,
+                                           Nanos now) {
+  return consume_bucket(compiled.bucket, bucket.state, bucket.total(), now, bucket.held);
 }
 
 Verdict Limiter::Impl::evaluate_fixed(std::uint64_t limit, std::uint64_t used, std::uint64_t cost,
@@ -133,10 +138,10 @@ Verdict Limiter::Impl::evaluate_fixed(std::uint64_t limit, std::uint64_t used, s
   return verdict;
 }
 
-Nanos Limiter::Impl::reset_after(const Plan& plan, const Item& item, const RuleStatus& status,
-                                 Nanos now) {
-  if (plan.bucket_cell || plan.log) return evaluate(plan, item, 0, now).reset;
-  if (plan.plain_windows) return reset_of_windows(item.shape, item.start, status, now);
+Nanos Limiter::Impl::reset_after(const CompiledRule& compiled, const Item& item,
+                                 const RuleStatus& status, Nanos now) {
+  if (compiled.bucket_cell || compiled.log) return evaluate(compiled, item, 0, now).reset;
+  if (compiled.plain_windows) return reset_of_windows(item.shape, item.start, status, now);
   return std::max(status.reset, item.shape.epoch(item.index).expiry - now);
 }
 
@@ -167,47 +172,48 @@ Series& Limiter::Impl::general(SeriesEntry& entry, const SeriesId& id) {
   return *entry.series;
 }
 
-void Limiter::Impl::consume(const Plan& plan, Item& item, Nanos now, const RuleStatus& status) {
+void Limiter::Impl::consume(const CompiledRule& compiled, Item& item, Nanos now,
+                            const RuleStatus& status) {
   SeriesEntry& entry = *item.entry;
   // Small forms were made by a request: they have their rule, and it is on another line.
   bool small = item.compact || entry.form() == Form::window;
-  if (!small && table.rule(entry) != plan.number) table.set_rule(entry, plan.number);
+  if (!small && table.rule(entry) != compiled.number) table.set_rule(entry, compiled.number);
   if (item.mode == Mode::hold) {
-    hold(plan, item, now);
+    hold(compiled, item, now);
     return;
   }
   if (item.compact) {
-    consume_compact(plan, entry, item.owed, item.cost, now);
+    consume_compact(compiled, entry, item.owed, item.cost, now);
     return;
   }
-  if (plan.escrow) {
-    consume_escrow(plan, item, now);
+  if (compiled.escrow) {
+    consume_escrow(compiled, item, now);
     return;
   }
-  if (plan.bucket_cell) {
-    if (!begin_small_bucket(plan, item, now)) {
-      consume_bucket_cell(plan, general(entry, item.id), item.cost, now);
+  if (compiled.bucket_cell) {
+    if (!begin_small_bucket(compiled, item, now)) {
+      consume_bucket_cell(compiled, general(entry, item.id), item.cost, now);
     }
-  } else if (!consume_small_window(plan, item)) {
+  } else if (!consume_small_window(compiled, item)) {
     Series& series = general(entry, item.id);
     series.forget_windows(now - kGrace);
-    WindowCell& cell =
-        series.window(plan.log ? log_epoch(plan.rule->window, now) : item.shape.epoch(item.index));
+    WindowCell& cell = series.window(compiled.log ? log_epoch(compiled.rule->window, now)
+                                                  : item.shape.epoch(item.index));
     cell.own = add_saturated(cell.own, item.cost);
     cell.dirty = options.replicated;
-    if (options.replicated && plan.reserve > 0) keep_reserve(plan, item, cell);
+    if (options.replicated && compiled.reserve > 0) keep_reserve(compiled, item, cell);
   }
   if (!options.replicated) return;
   std::uint64_t used = status.limit - std::min(status.limit, status.remaining);
-  if (crosses_mark(used, add_saturated(used, item.cost), status.limit))
+  if (crosses_sync_threshold(used, add_saturated(used, item.cost), status.limit))
     entry.set(SeriesEntry::kUrgent);
   list(entry);
 }
 
-bool Limiter::Impl::consume_small_window(const Plan& plan, const Item& item) {
+bool Limiter::Impl::consume_small_window(const CompiledRule& compiled, const Item& item) {
   SeriesEntry& entry = *item.entry;
   const WindowShape& shape = item.shape;
-  if (!plan.small_windows || item.cost > kMaxSmall) return false;
+  if (!compiled.small_windows || item.cost > kMaxSmall) return false;
   std::int64_t index = item.index;
   Nanos start = item.start;
   if (entry.form() == Form::unused) {
@@ -225,19 +231,19 @@ bool Limiter::Impl::consume_small_window(const Plan& plan, const Item& item) {
   return true;
 }
 
-bool Limiter::Impl::begin_small_bucket(const Plan& plan, const Item& item, Nanos now) {
+bool Limiter::Impl::begin_small_bucket(const CompiledRule& compiled, const Item& item, Nanos now) {
   SeriesEntry& entry = *item.entry;
   // A replicated bucket's slot has a birth, for which there is no room.
-  if (options.replicated || !plan.compact.fits || entry.form() != Form::unused) return false;
+  if (options.replicated || !compiled.compact.fits || entry.form() != Form::unused) return false;
   entry.set_form(Form::bucket);
   entry.time = now;
-  entry.word[0] = item.cost * plan.compact.unit.value();
-  entry.word[1] = plan.number;
+  entry.word[0] = item.cost * compiled.compact.unit.value();
+  entry.word[1] = compiled.number;
   return true;
 }
 
-void Limiter::Impl::consume_bucket_cell(const Plan& plan, Series& series, std::uint64_t cost,
-                                        Nanos now) {
+void Limiter::Impl::consume_bucket_cell(const CompiledRule& compiled, Series& series,
+                                        std::uint64_t cost, Nanos now) {
   BucketCell& bucket = series.make_bucket();
   if (bucket.birth == 0) {
     bucket.birth = std::max(static_cast<std::uint64_t>(now), bucket.last_birth + 1);
@@ -245,7 +251,7 @@ void Limiter::Impl::consume_bucket_cell(const Plan& plan, Series& series, std::u
   }
   // As in consume(): alone, no total is needed.
   if (!options.replicated && bucket.others == 0) bucket.own = bucket.state.checkpoint.counted = 0;
-  bucket.state = consume_bucket(plan.bucket, bucket.state, bucket.total(), now, cost);
+  bucket.state = consume_bucket(compiled.bucket, bucket.state, bucket.total(), now, cost);
   bucket.made = bucket.state.checkpoint;
   bucket.own = add_saturated(bucket.own, cost);
   bucket.dirty = options.replicated;

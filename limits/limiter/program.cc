@@ -46,12 +46,12 @@ std::string identity(const Rule& rule) {
   return text;
 }
 
-std::vector<Prefilter> prefilters_of(const std::vector<Plan>& plans) {
+std::vector<Prefilter> prefilters_of(const std::vector<CompiledRule>& compiled_rules) {
   std::vector<Prefilter> prefilters;
-  for (const Plan& plan : plans) {
-    const Rule& rule = *plan.rule;
+  for (const CompiledRule& compiled : compiled_rules) {
+    const Rule& rule = *compiled.rule;
     Prefilter prefilter;
-    prefilter.plan = &plan;
+    prefilter.compiled = &compiled;
     prefilter.domain = rule.domain;
     prefilter.same_domain = !prefilters.empty() && prefilters.back().domain == rule.domain;
     prefilter.one_entry = rule.match.empty() && rule.key.size() == 1;
@@ -61,40 +61,40 @@ std::vector<Prefilter> prefilters_of(const std::vector<Plan>& plans) {
   return prefilters;
 }
 
-Plan plan_of(const Rule& rule, std::uint32_t number, const SeriesId& identity) {
-  Plan plan;
-  plan.rule = &rule;
-  plan.number = number;
-  plan.hash_number = next_hash.fetch_add(1, std::memory_order_relaxed);
+CompiledRule compile(const Rule& rule, std::uint32_t number, const SeriesId& identity) {
+  CompiledRule compiled;
+  compiled.rule = &rule;
+  compiled.number = number;
+  compiled.hash_number = next_hash.fetch_add(1, std::memory_order_relaxed);
   HashKey own;
   std::memcpy(own.data(), &identity, sizeof identity);
-  plan.hash_key = internal::KeyedHash(own);
-  plan.plain_cost = rule.cost_by_method.empty();
-  plan.default_cost = rule.default_cost;
-  plan.shadow = rule.shadow;
-  plan.escrow = rule.enforcement == Enforcement::escrow;
-  plan.reserve = reserve_of(rule);
-  plan.commit = rule.durability == Durability::commit && !plan.escrow;
-  plan.bucket_cell = is_bucket(rule.algorithm);
-  plan.log = rule.algorithm == Algorithm::sliding_log;
-  plan.limit = plan.bucket_cell ? rule.burst : rule.limit;
-  if (plan.bucket_cell) {
-    plan.bucket = bucket_shape(rule);
-    plan.compact = CompactBucket::of(plan.bucket);
-    plan.escrow_bucket = escrow_bucket_shape(rule);
-  } else if (!plan.log) {
+  compiled.hash_key = internal::KeyedHash(own);
+  compiled.plain_cost = rule.cost_by_method.empty();
+  compiled.default_cost = rule.default_cost;
+  compiled.shadow = rule.shadow;
+  compiled.escrow = rule.enforcement == Enforcement::escrow;
+  compiled.reserve = reserve_of(rule);
+  compiled.commit = rule.durability == Durability::commit && !compiled.escrow;
+  compiled.bucket_cell = is_bucket(rule.algorithm);
+  compiled.log = rule.algorithm == Algorithm::sliding_log;
+  compiled.limit = compiled.bucket_cell ? rule.burst : rule.limit;
+  if (compiled.bucket_cell) {
+    compiled.bucket = bucket_shape(rule);
+    compiled.compact = CompactBucket::of(compiled.bucket);
+    compiled.escrow_bucket = escrow_bucket_shape(rule);
+  } else if (!compiled.log) {
     WindowShape shape = window_shape(rule, {});
     // A thread that is late by the grace still finds its window.
-    plan.small_windows = shape.previous <= 1 && (shape.calendar || shape.sub >= kGrace) &&
-                         !plan.escrow && plan.reserve == 0;
-    plan.plain_windows = plan.small_windows && shape.calendar == nullptr && !shape.strict;
-    plan.spread = rule.phase == Phase::spread;
-    plan.sub = internal::Divisor(static_cast<std::uint64_t>(shape.sub));
+    compiled.small_windows = shape.previous <= 1 && (shape.calendar || shape.sub >= kGrace) &&
+                             !compiled.escrow && compiled.reserve == 0;
+    compiled.plain_windows = compiled.small_windows && shape.calendar == nullptr && !shape.strict;
+    compiled.spread = rule.phase == Phase::spread;
+    compiled.sub = internal::Divisor(static_cast<std::uint64_t>(shape.sub));
     shape.phase = 0;
-    plan.window = shape;
+    compiled.window = shape;
   }
-  plan.small = plan.compact.fits || plan.plain_windows;
-  return plan;
+  compiled.small = compiled.compact.fits || compiled.plain_windows;
+  return compiled;
 }
 
 }  // namespace weir

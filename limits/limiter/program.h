@@ -36,7 +36,7 @@ struct alignas(32) AtomicCounters {
   std::atomic<std::uint64_t> allowed{0};
   std::atomic<std::uint64_t> denied{0};
   std::atomic<std::uint64_t> degraded{0};
-  std::atomic<std::uint64_t> elsewhere{0};
+  std::atomic<std::uint64_t> exhausted_locally{0};
 };
 
 /// A bucket whose debt is all counted in its checkpoint, and fits 64 bits in ticks that are `scale`
@@ -83,7 +83,7 @@ struct Owed {
 };
 
 /// A rule as decisions need it.
-struct Plan {
+struct CompiledRule {
   const Rule* rule = nullptr;
   std::uint32_t index = 0;                  // of the rule
   std::uint32_t number = 0;                 // see RuleNumbers
@@ -116,17 +116,17 @@ struct Prefilter {
   bool same_domain = false;  // as the one before has
   bool one_entry = false;    // `key` is all that a request must have
   std::string_view key;
-  const Plan* plan = nullptr;
+  const CompiledRule* compiled = nullptr;
 };
 
 /// The rules in force, and what was counted of them while they were.
 struct Program {
   std::uint64_t version = 0;
   std::shared_ptr<const RuleSet> rules;
-  std::vector<Plan> plans;            // by rule
-  std::vector<Prefilter> prefilters;  // by rule, or none
+  std::vector<CompiledRule> compiled_rules;  // by rule
+  std::vector<Prefilter> prefilters;         // by rule, or none
   std::unordered_map<SeriesId, std::uint32_t> by_identity;
-  std::unordered_map<SeriesId, std::uint32_t> escrow;                // by Plan::name
+  std::unordered_map<SeriesId, std::uint32_t> escrow;                // by CompiledRule::name
   std::array<std::unique_ptr<AtomicCounters[]>, kStripes> counters;  // by rule
 
   RuleCounters count(std::uint32_t rule) const {
@@ -135,7 +135,7 @@ struct Program {
       sum.allowed += stripe[rule].allowed.load(std::memory_order_relaxed);
       sum.denied += stripe[rule].denied.load(std::memory_order_relaxed);
       sum.degraded += stripe[rule].degraded.load(std::memory_order_relaxed);
-      sum.elsewhere += stripe[rule].elsewhere.load(std::memory_order_relaxed);
+      sum.elsewhere += stripe[rule].exhausted_locally.load(std::memory_order_relaxed);
     }
     return sum;
   }
@@ -147,8 +147,8 @@ void append_text(std::string& out, std::string_view text);
 /// What makes two rules count apart. Not the numbers: a changed limit keeps its counts.
 std::string identity(const Rule& rule);
 /// `number`: see RuleNumbers. The rule must outlive it.
-Plan plan_of(const Rule& rule, std::uint32_t number, const SeriesId& identity);
-/// The plans must stay where they are.
-std::vector<Prefilter> prefilters_of(const std::vector<Plan>& plans);
+CompiledRule compile(const Rule& rule, std::uint32_t number, const SeriesId& identity);
+/// The compiled rules must stay where they are.
+std::vector<Prefilter> prefilters_of(const std::vector<CompiledRule>& compiled_rules);
 
 }  // namespace weir

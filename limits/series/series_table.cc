@@ -97,7 +97,7 @@ SeriesEntry* SeriesTable::scan(const crdt::SeriesId& id, SeriesEntry** free) con
 
 SeriesEntry* SeriesTable::look_and_lock(const crdt::SeriesId& id) {
   SeriesEntry* entry = find(id);
-  return entry != nullptr && lock_with_lanes(*entry, id) ? entry : nullptr;
+  return entry != nullptr && lock_with_credits(*entry, id) ? entry : nullptr;
 }
 
 bool SeriesTable::wait_and_lock(SeriesEntry& entry, const crdt::SeriesId& id) const {
@@ -122,20 +122,20 @@ bool SeriesTable::lock_any(SeriesEntry& entry) {
     if ((head & SeriesEntry::kLocked) != 0) {
       pause(spins);
     } else if (entry.exchange(head, head | SeriesEntry::kLocked)) {
-      close_lanes(entry);
+      close_credits(entry);
       return true;
     }
   }
 }
 
-void SeriesTable::take_back_lanes(SeriesEntry& entry) {
-  std::uint64_t units = lanes_.take_back(place(entry), SeriesEntry::tag_of(entry.load()));
+void SeriesTable::take_back_credits(SeriesEntry& entry) {
+  std::uint64_t units = credits_.take_back(place(entry), SeriesEntry::tag_of(entry.load()));
   if (entry.form() == Form::window) {
     entry.count[0] -= static_cast<std::uint32_t>(units);
   } else {
     entry.word[0] -= units;
   }
-  entry.set(SeriesEntry::kLanes, false);
+  entry.set(SeriesEntry::kCredits, false);
 }
 
 SeriesEntry* SeriesTable::insert(const crdt::SeriesId& id, std::uint32_t rule, bool& made,

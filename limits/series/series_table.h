@@ -6,7 +6,7 @@
 
 #include <weir/crdt/ids.h>
 #include <weir/crdt/time.h>
-#include <weir/limits/series/lanes.h>
+#include <weir/limits/series/credits.h>
 
 namespace weir {
 
@@ -34,12 +34,12 @@ struct SeriesEntry {
 
   static constexpr std::uint64_t kLocked = 1;
   static constexpr std::uint64_t kListed = 2;        ///< in a list of what to drain
-  static constexpr std::uint64_t kUrgent = 4;        ///< crossed a mark of its limit
+  static constexpr std::uint64_t kUrgent = 4;        ///< crossed a threshold of its limit
   static constexpr std::uint64_t kDirty = 8;         ///< the newest window has undrained units
   static constexpr std::uint64_t kDirtyBefore = 16;  ///< the one before has
   static constexpr unsigned kFormShift = 5;          ///< two bits
-  static constexpr std::uint64_t kErased = 128;  ///< alone: was in use, others may lie behind it
-  static constexpr std::uint64_t kLanes = 128;   ///< of one in use: lanes are open
+  static constexpr std::uint64_t kErased = 128;   ///< alone: was in use, others may lie behind it
+  static constexpr std::uint64_t kCredits = 128;  ///< of one in use: credits are open
   static constexpr unsigned kLastShift = 8;
   static constexpr std::uint64_t kLast = 15 << kLastShift;  ///< the thread that decided last
   static constexpr std::uint64_t kUsed = 1 << 12;  ///< since somebody last looked for idle ones
@@ -105,17 +105,17 @@ class SeriesTable {
   }
   /// False if the entry no longer holds this series.
   bool lock(SeriesEntry& entry, const crdt::SeriesId& id) {
-    if (!lock_with_lanes(entry, id)) return false;
-    close_lanes(entry);
+    if (!lock_with_credits(entry, id)) return false;
+    close_credits(entry);
     return true;
   }
-  /// The same, but lanes stay open: their units are consumed, as far as the entry says.
-  [[gnu::always_inline]] bool lock_with_lanes(SeriesEntry& entry, const crdt::SeriesId& id) {
+  /// The same, but credits stay open: their units are consumed, as far as the entry says.
+  [[gnu::always_inline]] bool lock_with_credits(SeriesEntry& entry, const crdt::SeriesId& id) {
     std::uint64_t head = entry.load();
     bool free = SeriesEntry::tag_of(head) == tag(id) && (head & SeriesEntry::kLocked) == 0;
     return (free && entry.exchange(head, head | SeriesEntry::kLocked)) || wait_and_lock(entry, id);
   }
-  /// find() and lock_with_lanes() in one. Null if it is not there.
+  /// find() and lock_with_credits() in one. Null if it is not there.
   [[gnu::always_inline]] SeriesEntry* find_and_lock(const crdt::SeriesId& id, SeriesEntry* first) {
     SeriesEntry* entry = first;
     std::uint64_t head = entry->load();
@@ -127,25 +127,29 @@ class SeriesTable {
     return look_and_lock(id);
   }
   /// With the lock.
-  void close_lanes(SeriesEntry& entry) {
-    if (entry.has(SeriesEntry::kLanes)) take_back_lanes(entry);
+  void close_credits(SeriesEntry& entry) {
+    if (entry.has(SeriesEntry::kCredits)) take_back_credits(entry);
   }
-  Lane& lane(std::size_t thread, const crdt::SeriesId& id) { return lanes_.of(thread, tag(id)); }
-  /// With the lock. What is in the entry's lanes.
-  Lanes::Open open_lanes(const SeriesEntry& entry) const {
-    if (!entry.has(SeriesEntry::kLanes)) return {};
-    return lanes_.open(place(entry), SeriesEntry::tag_of(entry.load()));
+  Credit& credit(std::size_t thread, const crdt::SeriesId& id) {
+    return credits_.of(thread, tag(id));
+  }
+  /// With the lock. What is in the entry's credits.
+  Credits::Open open_credits(const SeriesEntry& entry) const {
+    if (!entry.has(SeriesEntry::kCredits)) return {};
+    return credits_.open(place(entry), SeriesEntry::tag_of(entry.load()));
   }
   /// With the lock, once the entry counts `units` as consumed: they are this thread's until then.
-  /// The lane must be the series', or empty.
-  void open_lane(SeriesEntry& entry, Lane& lane, std::uint32_t units, std::uint64_t per_unit,
-                 Nanos until) const {
-    lane.until.store(until, std::memory_order_relaxed);
-    lane.per_unit.store(per_unit, std::memory_order_relaxed);
-    lane.held.store(place(entry) << 32 | units, std::memory_order_release);
-    entry.set(SeriesEntry::kLanes);
+  /// The credit must be the series', or empty.
+  void open_credit(SeriesEntry& entry, Credit& credit, std::uint32_t units, std::uint64_t per_unit,
+                   Nanos until) const {
+    credit.until.store(until, std::memory_order_relaxed);
+    credit.per_unit.store(per_unit, std::memory_order_relaxed);
+    credit.held.store(place(entry) << 32 | units, std::memory_order_release);
+    entry.set(SeriesEntry::kCredits);
   }
-  bool may_have_lanes(const SeriesEntry& entry) const { return place(entry) <= Lanes::kMaxPlace; }
+  bool may_have_credits(const SeriesEntry& entry) const {
+    return place(entry) <= Credits::kMaxPlace;
+  }
   /// Says that it was used, and by whom.
   static void unlock(SeriesEntry& entry, std::size_t thread) {
     std::uint64_t rest = entry.load() & ~(SeriesEntry::kLocked | SeriesEntry::kLast);
@@ -247,7 +251,7 @@ class SeriesTable {
   }
   SeriesEntry* scan(const crdt::SeriesId& id, SeriesEntry** free) const;
   std::uint64_t place(const SeriesEntry& entry) const { return index(entry) + 1; }
-  void take_back_lanes(SeriesEntry& entry);
+  void take_back_credits(SeriesEntry& entry);
   bool wait_and_lock(SeriesEntry& entry, const crdt::SeriesId& id) const;
   SeriesEntry* look_and_lock(const crdt::SeriesId& id);
   void lock_segment(std::size_t segment);
@@ -262,7 +266,7 @@ class SeriesTable {
   crdt::SeriesId* ids_ = nullptr;
   std::atomic<std::size_t> size_{0};
   std::atomic<std::size_t> next_look_{0};
-  Lanes lanes_;
+  Credits credits_;
 };
 
 }  // namespace weir

@@ -12,7 +12,7 @@
 #include <semaphore>
 #include <thread>
 
-#include <weir/limits/series/lanes.h>
+#include <weir/limits/series/credits.h>
 
 #include "generators.h"
 #include "law.h"
@@ -65,7 +65,7 @@ Rule hot_rule(std::uint64_t limit) {
   rule.limit = limit;
   if (is_bucket(rule.algorithm)) {
     rule.burst = limit;
-    // Fast enough to run dry while a lane is open.
+    // Fast enough to run dry while a credit is open.
     if (*chance(50)) rule.window = kSecond / 10;
   }
   return rule;
@@ -92,9 +92,9 @@ std::map<crdt::CellId, std::uint64_t> all_drained(Limiter& limiter) {
 }
 
 LAW(42, "threads that decide on one series in turn are told what one thread alone would be",
-    "a lane", "a lane of a bucket", "a lane in a window", "a bucket drained dry", "denied",
-    "denied once lanes were taken back", "passed once lanes were taken back",
-    "drained while lanes were open", "a window later", "the rules changed", "held and settled",
+    "a credit", "a credit of a bucket", "a credit in a window", "a bucket drained dry", "denied",
+    "denied once credits were taken back", "passed once credits were taken back",
+    "drained while credits were open", "a window later", "the rules changed", "held and settled",
     "swept") {
   std::uint64_t limit = *one_of<std::uint64_t>({700, 2000, 5000, 20000}).as("limit");
   Rule rule = hot_rule(limit);
@@ -113,7 +113,7 @@ LAW(42, "threads that decide on one series in turn are told what one thread alon
   Entry entry{"key", "k"};
   Request request{"api", {&entry, 1}};
   Nanos now = kStart;
-  std::uint64_t behind = 0;  // units that lanes hold
+  std::uint64_t behind = 0;  // units that credits hold
   std::deque<std::pair<Nanos, std::uint64_t>> recent;
   auto agree = [&] {
     request.hits = 0;
@@ -134,9 +134,9 @@ LAW(42, "threads that decide on one series in turn are told what one thread alon
     RC_ASSERT(got.allowed == wanted.allowed);
     RC_ASSERT(is.retry_after == should.retry_after);
     RC_ASSERT(is.delay == should.delay);
-    // Units in lanes are few; and who has a lane is told what it knew when it took it.
+    // Units in credits are few; and who has a credit is told what it knew when it took it.
     std::uint64_t most = should.remaining;
-    while (!recent.empty() && recent.front().first < now - Lanes::kLife) recent.pop_front();
+    while (!recent.empty() && recent.front().first < now - Credits::kLife) recent.pop_front();
     for (const auto& [at, remaining] : recent) most = std::max(most, remaining);
     recent.push_back({now, should.remaining});
     RC_ASSERT(is.remaining <= most);
@@ -146,9 +146,9 @@ LAW(42, "threads that decide on one series in turn are told what one thread alon
       reached("denied");
     }
     behind = should.remaining - std::min(should.remaining, is.remaining);
-    reached("a lane", behind > 0);
-    reached("a lane of a bucket", behind > 0 && bucket);
-    reached("a lane in a window", behind > 0 && !bucket);
+    reached("a credit", behind > 0);
+    reached("a credit of a bucket", behind > 0 && bucket);
+    reached("a credit in a window", behind > 0 && !bucket);
     return got.allowed;
   };
   for (int steps = *one_of<int>({5, 10, 20}).as("steps"); steps > 0; --steps) {
@@ -161,7 +161,7 @@ LAW(42, "threads that decide on one series in turn are told what one thread alon
         break;
       case 1:
         if (options.replicated) {
-          reached("drained while lanes were open", behind > 0);
+          reached("drained while credits were open", behind > 0);
           RC_ASSERT(drained(limiter) == drained(plain));
           behind = 0;
         } else {
@@ -172,8 +172,8 @@ LAW(42, "threads that decide on one series in turn are told what one thread alon
         if (*chance(50)) {
           reached("the rules changed", behind > 0);
           if (bucket) {
-            // What becomes of a debt depends on the last touch, which lanes are no part of.
-            now += 2 * Lanes::kLife;
+            // What becomes of a debt depends on the last touch, which credits are no part of.
+            now += 2 * Credits::kLife;
             if (!decide(0, 1)) break;
           }
           (bucket ? rule.burst : rule.limit) = *one_of<std::uint64_t>({700, 2000, 5000, 20000});
@@ -197,12 +197,12 @@ LAW(42, "threads that decide on one series in turn are told what one thread alon
         }
         break;
       case 3: {
-        // All that is left, part of it in lanes; or one more.
+        // All that is left, part of it in credits; or one more.
         request.hits = 0;
         std::uint64_t left = plain.check(request, now).statuses[0].remaining;
         bool passes = *chance(50);
-        reached("passed once lanes were taken back", behind > 0 && passes);
-        reached("denied once lanes were taken back", behind > 0 && !passes);
+        reached("passed once credits were taken back", behind > 0 && passes);
+        reached("denied once credits were taken back", behind > 0 && !passes);
         RC_ASSERT(decide(0, passes ? std::max<std::uint64_t>(left, 1) : left + 1) ==
                   (passes && left > 0));
         break;
@@ -224,7 +224,7 @@ LAW(42, "threads that decide on one series in turn are told what one thread alon
 }
 
 LAW(42, "threads whose requests meet several rules, some hot, are told what one thread would be",
-    "a lane", "denied by another rule while there is a lane", "by a shadow rule alone",
+    "a credit", "denied by another rule while there is a credit", "by a shadow rule alone",
     "two hot rules", "denied by the hot rule", "a peek", "a count beyond 32 bits") {
   constexpr std::uint64_t kHuge = std::uint64_t{1} << 34;
   const std::uint64_t limit = *one_of<std::uint64_t>({2000, 5000, 20000, kHuge}).as("limit");
@@ -260,7 +260,7 @@ LAW(42, "threads whose requests meet several rules, some hot, are told what one 
   std::array<Entry, 2> entries{Entry{"key", "k"}, Entry{"user", users[0]}};
   Request request{"api", entries};
   Nanos now = kStart;
-  bool lanes = false;
+  bool credits = false;
   std::deque<std::pair<Nanos, std::vector<RuleStatus>>> recent;
   auto decide = [&](std::size_t turn) {
     Decision wanted = plain.check(request, now);
@@ -269,7 +269,7 @@ LAW(42, "threads whose requests meet several rules, some hot, are told what one 
     RC_ASSERT(got.allowed == wanted.allowed);
     RC_ASSERT(got.statuses.size() == rules.size());
     if (!got.allowed) RC_ASSERT(got.deciding == wanted.deciding);
-    while (!recent.empty() && recent.front().first < now - Lanes::kLife) recent.pop_front();
+    while (!recent.empty() && recent.front().first < now - Credits::kLife) recent.pop_front();
     recent.push_back({now, wanted.statuses});
     for (std::size_t i = 0; i < rules.size(); ++i) {
       const RuleStatus& is = got.statuses[i];
@@ -282,17 +282,18 @@ LAW(42, "threads whose requests meet several rules, some hot, are told what one 
       for (const auto& [at, statuses] : recent) most = std::max(most, statuses[i].remaining);
       RC_ASSERT(is.remaining <= most);
       RC_ASSERT(is.remaining + is.limit / 16 >= should.remaining);
-      lanes |= is.remaining < should.remaining;
+      credits |= is.remaining < should.remaining;
       bool denies = !is.allowed && !is.shadow;
-      reached("denied by another rule while there is a lane", lanes && denies && is.limit <= 1000);
+      reached("denied by another rule while there is a credit",
+              credits && denies && is.limit <= 1000);
       reached("denied by the hot rule", denies && is.limit > 1000);
       reached("by a shadow rule alone", got.allowed && !is.allowed);
     }
-    reached("a lane", lanes);
-    reached("two hot rules", lanes && two);
+    reached("a credit", credits);
+    reached("two hot rules", credits && two);
     reached("a count beyond 32 bits",
-            lanes && huge && wanted.statuses[0].remaining < kHuge - 0xFFFFFFFFu);
-    reached("a peek", lanes && request.hits == 0);
+            credits && huge && wanted.statuses[0].remaining < kHuge - 0xFFFFFFFFu);
+    reached("a peek", credits && request.hits == 0);
   };
   if (huge) {
     request.hits = 0xFFFFFFFFu - *between<std::uint64_t>(50, 1000).as("short of 32 bits");
@@ -328,7 +329,7 @@ LAW(42, "threads whose requests meet several rules, some hot, are told what one 
 }
 
 LAW(42, "threads that race for one series admit its limit, neither a unit more nor one less",
-    "a bucket", "a window", "used up", "threads without lanes") {
+    "a bucket", "a window", "used up", "threads without credits") {
   std::uint64_t limit = *one_of<std::uint64_t>({1000, 20'000, 60'000}).as("limit");
   Rule rule = hot_rule(limit);
   Limiter limiter(rule_set({rule}), {});
@@ -357,7 +358,7 @@ LAW(42, "threads that race for one series admit its limit, neither a unit more n
   reached("a bucket", is_bucket(rule.algorithm));
   reached("a window", !is_bucket(rule.algorithm));
   reached("used up", admitted + hits > limit);
-  reached("threads without lanes", threads > 2);
+  reached("threads without credits", threads > 2);
 }
 
 LAW(42, "threads that race for a hot rule and others consume from all of them or from none",

@@ -11,14 +11,14 @@
 namespace weir {
 
 /// Units of one hot series that one thread may spend without touching the series' entry, which
-/// counts them as consumed already. Whoever locks the entry takes back what is left in its lanes
+/// counts them as consumed already. Whoever locks the entry takes back what is left in its credits
 /// first (SeriesTable::lock), so nobody decides, drains or forgets by a count that says too much.
 ///
 /// When a window's units were consumed within it makes no difference. When a bucket's were makes
-/// none as long as it would not have run empty without them: a lane's end, `until`, is before that.
-/// One who comes later takes back what is left in all of them, as if from the instant of the last
-/// touch, which is no later than any end.
-struct alignas(64) Lane {
+/// none as long as it would not have run empty without them: a credit's end, `until`, is before
+/// that. One who comes later takes back what is left in all of them, as if from the instant of the
+/// last touch, which is no later than any end.
+struct alignas(64) Credit {
   /// Whose units in the high half (1 + the entry's index), how many in the low one. Where thread
   /// and taker meet.
   std::atomic<std::uint64_t> held{0};
@@ -49,13 +49,13 @@ struct alignas(64) Lane {
   }
 };
 
-/// The lanes of all threads. A thread has a number of its own, below kThreads; those that share
+/// The credits of all threads. A thread has a number of its own, below kThreads; those that share
 /// kThreads have none. `place` is 1 + an entry's index, `tag` its series': what takes them is for
 /// the holder of that entry's lock.
-class Lanes {
+class Credits {
  public:
   static constexpr std::size_t kThreads = 15;
-  /// A thread has a lane each for so many series, by their tags.
+  /// A thread has a credit each for so many series, by their tags.
   static constexpr std::size_t kPerThread = 4;
   /// How long one lives at most: `remaining` lags behind other threads by no more.
   static constexpr Nanos kLife = kMillisecond;
@@ -65,21 +65,21 @@ class Lanes {
   static constexpr std::uint32_t kMaxBlock = 1024;
   static constexpr std::uint64_t kMaxPlace = 0xFFFFFFFF;
 
-  Lane& of(std::size_t thread, std::uint64_t tag) {
-    return threads_[thread].lanes[tag % kPerThread];
+  Credit& of(std::size_t thread, std::uint64_t tag) {
+    return threads_[thread].credits[tag % kPerThread];
   }
 
   /// Another thread decided on the series since this one last did. True once that is what mostly
-  /// happens to the series that would have the same lane (majority vote, Boyer and Moore 1991: the
-  /// heavy hitters of a stream in a counter each).
-  static bool is_hot(Lane& lane, const crdt::SeriesId& id) {
-    if (lane.score == 0) lane.candidate = id.hi;
-    if (lane.candidate != id.hi) {
-      --lane.score;
+  /// happens to the series that would have the same credit (majority vote, Boyer and Moore 1991:
+  /// the heavy hitters of a stream in a counter each).
+  static bool is_hot(Credit& credit, const crdt::SeriesId& id) {
+    if (credit.score == 0) credit.candidate = id.hi;
+    if (credit.candidate != id.hi) {
+      --credit.score;
       return false;
     }
-    if (lane.score < kHot) ++lane.score;
-    return lane.score == kHot;
+    if (credit.score < kHot) ++credit.score;
+    return credit.score == kHot;
   }
 
   struct Open {
@@ -93,7 +93,7 @@ class Lanes {
  private:
   static constexpr std::uint32_t kHot = 16;
   struct Thread {
-    std::array<Lane, kPerThread> lanes;
+    std::array<Credit, kPerThread> credits;
   };
   std::array<Thread, kThreads + 1> threads_;  // nobody opens the last one's
 };
