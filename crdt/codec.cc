@@ -5,8 +5,6 @@
 namespace weir::crdt {
 namespace {
 
-constexpr std::size_t kMaxName = 256;
-
 class Writer {
  public:
   explicit Writer(std::vector<std::byte>& out) : out_(out) {}
@@ -66,7 +64,7 @@ class Reader {
   }
   bool text(std::string& out) {
     std::uint64_t size = 0;
-    if (!varint(size) || size > kMaxName || size > left()) return false;
+    if (!varint(size) || size > kMaxMemberName || size > left()) return false;
     out.resize(size);
     for (char& c : out) c = static_cast<char>(std::to_integer<std::uint8_t>(bytes_[at_++]));
     return true;

@@ -34,6 +34,8 @@ struct SlotId {
   friend auto operator<=>(const SlotId&, const SlotId&) = default;
 };
 
+inline constexpr std::size_t kMaxMemberName = 255;  ///< bytes of a region's or a node's name
+
 /// Who an incarnation belongs to. Describes it; never decides a merge.
 struct Member {
   std::string region;

@@ -780,10 +780,6 @@ void Replica::tick(Nanos now) {
   impl_->tick(now);
 }
 
-Nanos Replica::tick_interval() const {
-  return impl_->options.sync_interval / 5;
-}
-
 void Replica::retire_buckets(Nanos floor) {
   impl_->bucket_floor = std::max(impl_->bucket_floor, floor);
 }

@@ -138,9 +138,8 @@ class Replica {
   /// A message from `peer`'s incarnation `from`. Hostile content is refused and counted.
   void receive(PeerIndex peer, const Incarnation& from, const Message& message, Nanos now);
 
-  /// Sends what is due, drops what has expired. Call at least every tick_interval().
+  /// Sends what is due, drops what has expired. Call a few times in each sync_interval.
   void tick(Nanos now);
-  Nanos tick_interval() const;
   /// The limiter has forgotten every bucket that was over at `floor`, and everything it drained was
   /// handed in: such buckets may now be dropped here. Rises.
   void retire_buckets(Nanos floor);

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -15,14 +14,11 @@
 #include <weir/limits/decision.h>
 #include <weir/limits/escrow/escrow_cell.h>
 #include <weir/limits/escrow/escrow_needs.h>
+#include <weir/limits/hash_key.h>
 #include <weir/limits/request.h>
 #include <weir/limits/rules/rule.h>
 
 namespace weir {
-
-/// Secret from which series ids are made. All nodes of a cluster need the same one; whoever knows
-/// it can make keys collide.
-using HashKey = std::array<std::uint8_t, 16>;
 
 struct LimiterOptions {
   HashKey hash_key{};

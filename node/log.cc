@@ -81,20 +81,6 @@ std::string_view to_string(LogFormat format) {
   return format == LogFormat::json ? "json" : "text";
 }
 
-std::optional<LogLevel> parse_log_level(std::string_view text) {
-  for (LogLevel level : {LogLevel::debug, LogLevel::info, LogLevel::warn, LogLevel::error}) {
-    if (text == to_string(level)) return level;
-  }
-  return std::nullopt;
-}
-
-std::optional<LogFormat> parse_log_format(std::string_view text) {
-  for (LogFormat format : {LogFormat::json, LogFormat::text}) {
-    if (text == to_string(format)) return format;
-  }
-  return std::nullopt;
-}
-
 std::string format_rfc3339(Nanos time) {
   time = std::clamp<Nanos>(time, 0, kMaxTime);
   const std::time_t seconds = time / kSecond;

@@ -5,7 +5,6 @@
 #include <functional>
 #include <initializer_list>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -20,8 +19,6 @@ enum class LogFormat : std::uint8_t { json, text };
 
 std::string_view to_string(LogLevel level);
 std::string_view to_string(LogFormat format);
-std::optional<LogLevel> parse_log_level(std::string_view text);
-std::optional<LogFormat> parse_log_format(std::string_view text);
 
 /// A field's value. Views only: it must outlive the call that logs it.
 class LogValue {
@@ -70,8 +67,7 @@ class Log {
   Log(const Log&) = delete;
   Log& operator=(const Log&) = delete;
 
-  bool enabled(LogLevel level) const { return level >= level_.load(std::memory_order_relaxed); }
-  void set_level(LogLevel level) { level_.store(level, std::memory_order_relaxed); }
+  bool enabled(LogLevel level) const { return level >= level_; }
 
   /// `event` and the keys are identifiers such as "peer_up". A key that repeats time, level, event
   /// or an earlier key gets a trailing underscore.
@@ -98,7 +94,7 @@ class Log {
   std::string format_line(LogLevel level, std::string_view event,
                           std::initializer_list<LogField> fields) const;
 
-  std::atomic<LogLevel> level_;
+  const LogLevel level_;
   const LogFormat format_;
   const int fd_;
   const std::function<Nanos()> clock_;

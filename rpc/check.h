@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <weir/limits/bounds.h>
 #include <weir/limits/reply.h>
 #include <weir/limits/request.h>
 
@@ -68,10 +69,10 @@ CheckItem item_of(const Request& request);
 
 /// Bounds of the client protocol, kept by clients and enforced by servers.
 inline constexpr std::size_t kMaxRequestsPerCall = 1024;
-inline constexpr std::size_t kMaxEntries = 64;
-inline constexpr std::size_t kMaxText = 4096;  ///< bytes of a domain, a key or a value
-inline constexpr std::size_t kMaxRequestId = 128;
-inline constexpr std::size_t kMaxTicket = 128;
-inline constexpr std::size_t kMaxOnly = 64;  ///< rules that a forwarded request names
+using weir::kMaxEntries;
+using weir::kMaxRequestId;
+using weir::kMaxTicket;
+inline constexpr std::size_t kMaxText = kMaxEntryText;  ///< and bytes of a domain
+inline constexpr std::size_t kMaxOnly = 64;             ///< rules that a forwarded request names
 
 }  // namespace weir::rpc

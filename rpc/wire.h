@@ -14,7 +14,7 @@
 namespace weir::rpc {
 
 /// Bytes of a region's or node's name, in a message and in the handshake.
-inline constexpr std::size_t kMaxName = 255;
+inline constexpr std::size_t kMaxName = crdt::kMaxMemberName;
 /// Incarnations a delta may name, and members they may belong to.
 inline constexpr std::size_t kMaxDeltaWriters = crdt::kMaxDeltaSlots;
 inline constexpr std::size_t kMaxDeltaMembers = 4096;

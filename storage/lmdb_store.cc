@@ -20,7 +20,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kMaxName = 256;  // what crdt::decode() accepts
 constexpr std::size_t kDropStep = 256;
 constexpr std::size_t kFirstFoldCells = 4096;
 constexpr std::size_t kLeastFoldCells = 1024;
@@ -40,7 +39,7 @@ void require_storable(const crdt::Delta& delta) {
     if (!crdt::valid(cell)) throw StoreError("refused to store a malformed cell");
   }
   for (const auto& [incarnation, member] : delta.members) {
-    if (member.region.size() > kMaxName || member.node.size() > kMaxName) {
+    if (member.region.size() > crdt::kMaxMemberName || member.node.size() > crdt::kMaxMemberName) {
       throw StoreError("refused to store a member with a name that is too long");
     }
   }

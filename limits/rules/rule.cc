@@ -9,6 +9,7 @@
 
 #include <weir/crdt/epoch.h>
 #include <weir/limits/algorithms/log_window.h>
+#include <weir/limits/bounds.h>
 #include <weir/limits/escrow/escrow_bucket.h>
 #include <weir/limits/matching/address.h>
 #include <weir/limits/matching/rule_index.h>
@@ -24,7 +25,6 @@ constexpr std::size_t kFewRules = 3;
 using internal::Address;
 using internal::parse_address;
 
-constexpr std::size_t kMaxName = 256;
 constexpr std::size_t kMaxKey = 16;
 constexpr Nanos kMinWindow = kMillisecond;
 constexpr Nanos kMaxWindow = kMaxDuration;
@@ -153,9 +153,8 @@ class Checker {
 
   void check_match(const Rule& rule) {
     if (!readable("match")) return;
-    if (rule.match.size() > internal::kMaxMatches) {
-      fail("match",
-           fmt::format("at most {} entries, got {}", internal::kMaxMatches, rule.match.size()));
+    if (rule.match.size() > kMaxEntries) {
+      fail("match", fmt::format("at most {} entries, got {}", kMaxEntries, rule.match.size()));
       return;
     }
     for (const Match& match : rule.match) {
@@ -177,8 +176,8 @@ class Checker {
   }
 
   void check_text(std::string_view path, const std::string& text) {
-    if (text.size() <= internal::kMaxText) return;
-    fail(path, fmt::format("at most {} bytes, got {}", internal::kMaxText, text.size()));
+    if (text.size() <= kMaxEntryText) return;
+    fail(path, fmt::format("at most {} bytes, got {}", kMaxEntryText, text.size()));
   }
 
   void check_key(const Rule& rule) {

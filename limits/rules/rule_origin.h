@@ -32,8 +32,6 @@ namespace internal {
 
 inline constexpr std::size_t kMaxRules = 100'000;
 inline constexpr std::size_t kMaxErrors = 1000;
-inline constexpr std::size_t kMaxText = 4096;  ///< bytes of a value to match
-inline constexpr std::size_t kMaxMatches = 64;
 inline constexpr std::size_t kMaxMethods = 64;
 
 /// What a domain's or rule's name must be, if `name` is not that; else empty.

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <string_view>
 
-#include <weir/limits/limiter.h>
+#include <weir/limits/hash_key.h>
 
 namespace weir::internal {
 
