@@ -32,7 +32,7 @@ std::string peer_name(const crdt::Member& member) {
 
 json escrow_json(const EscrowAgent& escrow, const HomeDesk* home) {
   const EscrowAgentCounters& rights = escrow.counters();
-  json out = {{"open", escrow.standing().open},
+  json out = {{"open", escrow.grant_state().open},
               {"whole", escrow.whole()},
               {"requests_sent", rights.requests_sent},
               {"requests_served", rights.requests_served},
@@ -247,7 +247,7 @@ void NodeReport::collect_rights(NodeMetrics& out) {
   if (!has_rights) return;
   const EscrowAgent& escrow = from_.engine.escrow();
   const EscrowAgentCounters& rights = escrow.counters();
-  out.escrow = EscrowMetrics{escrow.standing().open, escrow.whole(),          rights.requests_sent,
+  out.escrow = EscrowMetrics{escrow.grant_state().open, escrow.whole(),          rights.requests_sent,
                              rights.requests_served, rights.requests_refused, rights.units_given,
                              rights.units_received,  rights.versions_differ};
   if (from_.coordinator.home() == nullptr) return;
