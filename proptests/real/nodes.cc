@@ -54,8 +54,8 @@ void Nodes::write_config(std::uint32_t node) const {
   std::ofstream out(directory_of(node) + "/node.yaml");
   out << "cluster: {name: five, secret: not-a-secret-for-real-use}\n"
       << fmt::format("region: r{}\nnode: n{}\n", node + 1, node + 1)
-      << fmt::format("listen: {{peers: '{}', clients: '{}'}}\n", network_.listen_address(node),
-                     kClients)
+      << fmt::format("threads: 2\nlisten: {{peers: '{}', clients: '{}'}}\n",
+                     network_.listen_address(node), kClients)
       << "rules: ../rules.yaml\nstorage: {path: data, map_size: 1GiB}\npeers:\n";
   for (std::uint32_t peer = 0; peer < processes_.size(); ++peer) {
     if (peer == node) continue;
