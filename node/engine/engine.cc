@@ -116,6 +116,7 @@ void Engine::stop(Nanos wall) {
   // It committed everything queued, or the store has failed, of which the driver may not have
   // heard.
   if (!store_broke_) persisted_ = last_write_;
+  closed_ = true;
   answer_waiters(store_broke_);
 }
 
@@ -178,10 +179,7 @@ Ticket Engine::ticket_named(std::string_view name) const {
 }
 
 void Engine::when_durable(std::function<void(bool)> done, std::size_t requests) {
-  if (!durable_) {
-    done(false);
-    return;
-  }
+  if (!durable_ || closed_) return done(durable_ && !store_broke_);
   if (waiters_.empty()) waits_since_ = wall_;
   waiters_.push_back({generation_, std::move(done), requests, wall_});
   waiting_ += requests;

@@ -98,7 +98,8 @@ class Engine {
   std::size_t hand_over(Nanos wall);
   /// Those who got them have them, durably, or are gone.
   bool handed_over();
-  /// Hands over everything, commits it and closes the store. Nothing may be called after it.
+  /// Hands over everything, commits it and closes the store. Nothing may be called after it but
+  /// when_durable(), for what was decided before and crosses threads meanwhile: it tells at once.
   void stop(Nanos wall);
 
   /// The node's time: max(wall, all earlier results), also across a restart, and never past the
@@ -213,6 +214,7 @@ class Engine {
   crdt::WriteId handed_over_write_ = 0;  // with that
   std::uint64_t handed_over_stamp_ = 0;  // up to here they have to acknowledge; 0: not known
   bool holding_ = false;
+  bool closed_ = false;    // the store is, by stop()
   bool renewing_ = false;  // a tripwire asked for a new incarnation; writes are still on their way
   std::string failure_;
   std::uint64_t unabsorbed_ = 0;

@@ -1,6 +1,7 @@
 #include <weir/node/service/worker_service.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace weir::node {
@@ -15,11 +16,34 @@ constexpr std::size_t kKeptReplies = 256;
 
 }  // namespace
 
+struct WorkerService::Waiting final : Pending {
+  struct Late {
+    std::size_t index = 0;  // in the part
+    bool open = false;      // on failure
+  };
+  std::size_t part = 0;
+  std::vector<Reply> replies;
+  std::vector<Late> uncommitted;
+  std::size_t open = 0;  // answers that are still to come
+  std::shared_ptr<CheckDone> done;
+};
+
+template <typename Answer>
+struct WorkerService::Asked final : Pending {
+  Done<Answer> done;
+};
+
+struct WorkerService::Uncommitted final : Pending {
+  std::vector<AfterCommit> calls;
+};
+
 /// The way back from the main loop. Tasks there hold it, and it may outlive the service: then it
-/// leads nowhere.
+/// leads nowhere. For the main loop's thread, or while that waits.
 struct WorkerService::Crossing {
-  Crossing(rpc::EventLoop& main_loop, rpc::EventLoop& loop) : home(main_loop, loop) {}
-  rpc::Mailbox home;  // for the main loop's thread
+  void send(std::function<void()> task) {
+    if (home) home->send(std::move(task));
+  }
+  std::optional<rpc::Mailbox> home;
 };
 
 WorkerService::WorkerService(rpc::EventLoop& loop, rpc::EventLoop& main_loop, Engine& engine,
@@ -32,10 +56,27 @@ WorkerService::WorkerService(rpc::EventLoop& loop, rpc::EventLoop& main_loop, En
       answers_(answers),
       wall_(std::move(wall)),
       to_main_(loop, main_loop),
-      crossing_(std::make_shared<Crossing>(main_loop, loop)) {}
+      crossing_(std::make_shared<Crossing>()) {
+  crossing_->home.emplace(main_loop, loop);
+}
 
 WorkerService::~WorkerService() {
   if (!uncommitted_.empty()) loop_.forget(*this);
+  crossing_->home.reset();
+}
+
+/// Gives it its number.
+template <typename Kind>
+Kind& WorkerService::keep(std::unique_ptr<Kind> pending) {
+  Kind& kept = *pending;
+  kept.number = ++numbers_;
+  pending_.emplace(kept.number, std::move(pending));
+  return kept;
+}
+
+/// Each answer comes once.
+std::unique_ptr<WorkerService::Pending> WorkerService::take(std::uint64_t number) {
+  return std::move(pending_.extract(number).mapped());
 }
 
 /// It is not decided now, and why.
@@ -128,7 +169,7 @@ void WorkerService::tell_parts(std::span<const std::size_t> parts, CheckDone don
     begin += parts[part];
     if (!some_wait) {
       done(part, replies);
-    } else if (WaitingPtr& waiting = waiting_[part]) {
+    } else if (Waiting* waiting = waiting_[part]) {
       waiting->part = part;
       waiting->done = shared;
       waiting->replies.assign(std::make_move_iterator(replies.begin()),
@@ -174,8 +215,8 @@ void WorkerService::keep_here(const Request& request, std::size_t index) {
 }
 
 void WorkerService::coordinator_decides(const Request& request, Place place) {
-  to_main_.send([this, item = rpc::item_of(request), done = reply_to(place)] {
-    coordinator_.check(item, done);
+  to_main_.send([&main = coordinator_, item = rpc::item_of(request), done = reply_to(place)] {
+    main.check(item, done);
   });
 }
 
@@ -190,75 +231,82 @@ void WorkerService::finish(const Request& request, const Decision& decision, Rep
   if (request.wants_bound) [[unlikely]]
     tell_bound(engine_, decision, wall, reply);
   if (lacks_rights(decision)) [[unlikely]] {
-    to_main_.send([this, item = rpc::item_of(request), decision, told = reply,
-                   done = reply_to(place)] { coordinator_.pass_on(item, decision, told, done); });
+    to_main_.send([&main = coordinator_, item = rpc::item_of(request), decision, told = reply,
+                   done = reply_to(place)] { main.pass_on(item, decision, told, done); });
   } else if (decision.wants_commit) {
-    WaitingPtr& waiting = waiting_for(place.part);
-    if (waiting->uncommitted.empty()) {
-      ++waiting->open;
-      await_commit([this, part = waiting](bool durable) { committed(part, durable); });
+    Waiting& waiting = waiting_for(place.part);
+    if (waiting.uncommitted.empty()) {
+      ++waiting.open;
+      await_commit([this, part = &waiting](bool durable) { committed(*part, durable); });
     }
     ++uncommitted_requests_;
-    waiting->uncommitted.push_back({place.index, open_on_failure(decision, *rules)});
+    waiting.uncommitted.push_back({place.index, open_on_failure(decision, *rules)});
   }
 }
 
-WorkerService::WaitingPtr& WorkerService::waiting_for(std::size_t part) {
+WorkerService::Waiting& WorkerService::waiting_for(std::size_t part) {
   if (waiting_.empty()) waiting_.resize(parts_);
-  if (!waiting_[part]) waiting_[part] = std::make_shared<Waiting>();
-  return waiting_[part];
+  if (waiting_[part] == nullptr) waiting_[part] = &keep(std::make_unique<Waiting>());
+  return *waiting_[part];
 }
 
-/// One reply of a part will come from the main loop: what that calls there.
+/// One reply of a part will come from the main loop: what that calls there, once.
 std::function<void(Reply)> WorkerService::reply_to(Place place) {
-  const WaitingPtr& waiting = waiting_for(place.part);
-  ++waiting->open;
-  return [this, index = place.index, part = waiting, way = crossing_](Reply reply) {
-    way->home.send([this, index, part, reply = std::move(reply)]() mutable {
-      part->replies[index] = std::move(reply);
-      arrived(*part);
+  Waiting& waiting = waiting_for(place.part);
+  ++waiting.open;
+  return [this, index = place.index, number = waiting.number, way = crossing_](Reply reply) {
+    way->send([this, index, number, reply = std::move(reply)]() mutable {
+      auto& part = static_cast<Waiting&>(*pending_.at(number));
+      part.replies[index] = std::move(reply);
+      arrived(part);
     });
   };
 }
 
-void WorkerService::committed(const WaitingPtr& part, bool durable) {
-  for (const Waiting::Uncommitted& one : part->uncommitted) {
-    if (!durable) not_durable(part->replies[one.index], one.open);
+void WorkerService::committed(Waiting& part, bool durable) {
+  for (const Waiting::Late& one : part.uncommitted) {
+    if (!durable) not_durable(part.replies[one.index], one.open);
   }
-  arrived(*part);
+  arrived(part);
 }
 
 void WorkerService::arrived(Waiting& part) {
-  if (--part.open == 0) (*part.done)(part.part, part.replies);
+  if (--part.open > 0) return;
+  const std::unique_ptr<Pending> last = take(part.number);
+  (*part.done)(part.part, part.replies);
 }
 
 /// All that is decided in this turn waits for one commit.
-void WorkerService::await_commit(std::function<void(bool)> done) {
+void WorkerService::await_commit(AfterCommit done) {
   if (uncommitted_.empty()) loop_.flush_later(*this);
   uncommitted_.push_back(std::move(done));
 }
 
 void WorkerService::flush() noexcept {
-  auto batch = std::make_shared<std::vector<std::function<void(bool)>>>();
-  batch->swap(uncommitted_);
+  Uncommitted& batch = keep(std::make_unique<Uncommitted>());
+  batch.calls.swap(uncommitted_);
   const std::size_t requests = std::exchange(uncommitted_requests_, 0);
-  to_main_.send([this, batch, requests, way = crossing_] {
-    coordinator_.when_durable(
-        [batch, way](bool durable) {
-          way->home.send([batch, durable] {
-            for (const auto& done : *batch) done(durable);
-          });
-        },
-        requests);
+  to_main_.send([this, &main = coordinator_, number = batch.number, requests, way = crossing_] {
+    auto told = [this, number, way](bool durable) {
+      way->send([this, number, durable] {
+        const std::unique_ptr<Pending> pending = take(number);
+        for (AfterCommit& call : static_cast<Uncommitted&>(*pending).calls) call(durable);
+      });
+    };
+    main.when_durable(told, requests);
   });
 }
 
-/// What the main loop calls with an answer that goes to `done` here.
+/// What the main loop calls, once, with an answer that goes to `done` here.
 template <typename Answer>
 std::function<void(Answer)> WorkerService::back(Done<Answer> done) {
-  auto shared = std::make_shared<Done<Answer>>(std::move(done));
-  return [shared, way = crossing_](Answer answer) {
-    way->home.send([shared, answer = std::move(answer)]() mutable { (*shared)(answer); });
+  Asked<Answer>& asked = keep(std::make_unique<Asked<Answer>>());
+  asked.done = std::move(done);
+  return [this, number = asked.number, way = crossing_](Answer answer) {
+    way->send([this, number, answer = std::move(answer)]() mutable {
+      const std::unique_ptr<Pending> pending = take(number);
+      static_cast<Asked<Answer>&>(*pending).done(answer);
+    });
   };
 }
 
@@ -268,9 +316,8 @@ void WorkerService::reserve(const Request& request, Nanos timeout, const Caller&
   ReserveReply reply;
   if (refused(request, wall, reply.decision.error)) return done(reply);
   if (may_be_away(request)) {
-    to_main_.send([this, item = rpc::item_of(request), timeout, tell_it = back(std::move(done))] {
-      coordinator_.reserve(item, timeout, tell_it);
-    });
+    to_main_.send([&main = coordinator_, item = rpc::item_of(request), timeout,
+                   tell_it = back(std::move(done))] { main.reserve(item, timeout, tell_it); });
     return;
   }
   Decision decision;
@@ -286,10 +333,10 @@ void WorkerService::reserve(const Request& request, Nanos timeout, const Caller&
   // What is held is not durable; without a ticket it was counted, as by a check.
   if (!decision.wants_commit) return done(reply);
   ++uncommitted_requests_;
-  auto shared = std::make_shared<Done<ReserveReply>>(std::move(done));
-  await_commit([reply, shared, open = open_on_failure(decision, *rules)](bool durable) mutable {
+  await_commit([reply = std::move(reply), done = std::move(done),
+                open = open_on_failure(decision, *rules)](bool durable) mutable {
     if (!durable) not_durable(reply.decision, open);
-    (*shared)(reply);
+    done(reply);
   });
 }
 
@@ -306,29 +353,27 @@ void WorkerService::settle(std::string_view ticket, std::uint64_t hits, const Ca
   reply.lapsed = settled.lapsed;
   if (!settled.wants_commit) return done(reply);
   ++uncommitted_requests_;
-  auto shared = std::make_shared<Done<SettleReply>>(std::move(done));
-  await_commit([reply, shared](bool durable) mutable {
+  await_commit([reply, done = std::move(done)](bool durable) mutable {
     reply.degraded = !durable;
-    (*shared)(reply);
+    done(reply);
   });
 }
 
 void WorkerService::lease(const Request& request, const LeaseTerms& terms, const Caller&,
                           Done<LeaseReply> done) {
   // Where no reload can come in between. One lease stands for many requests.
-  to_main_.send([this, item = rpc::item_of(request), terms, tell_it = back(std::move(done))] {
-    coordinator_.lease(item, terms, tell_it);
-  });
+  to_main_.send([&main = coordinator_, item = rpc::item_of(request), terms,
+                 tell_it = back(std::move(done))] { main.lease(item, terms, tell_it); });
 }
 
 void WorkerService::rules(std::string_view known, const Caller&, Done<RulesReply> done) {
-  to_main_.send([this, known = std::string(known), tell_it = back(std::move(done))] {
-    tell_it(answers_.rules(known));
+  to_main_.send([&main = answers_, known = std::string(known), tell_it = back(std::move(done))] {
+    tell_it(main.rules(known));
   });
 }
 
 void WorkerService::status(const Caller&, Done<std::string> done) {
-  to_main_.send([this, tell_it = back(std::move(done))] { tell_it(answers_.status()); });
+  to_main_.send([&main = answers_, tell_it = back(std::move(done))] { tell_it(main.status()); });
 }
 
 }  // namespace weir::node

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include <weir/node/engine/engine.h>
@@ -26,8 +27,8 @@ struct MainLoopAnswers {
 /// alone (a commit is waited for, another member decides) crosses to the main loop and back, as one
 /// batch each way and turn.
 ///
-/// To be made and destroyed on the worker's thread; the main loop must not run tasks of it any more
-/// when it is destroyed (Worker sees to it).
+/// What a front gives stays on the worker's thread: what crosses is its number. To be made and
+/// destroyed on that thread, destroyed while the main loop's thread waits for it (Worker does).
 class WorkerService final : public Service, private rpc::Flushable {
  public:
   WorkerService(rpc::EventLoop& loop, rpc::EventLoop& main_loop, Engine& engine,
@@ -47,20 +48,19 @@ class WorkerService final : public Service, private rpc::Flushable {
   void status(const Caller& caller, Done<std::string> done) override;
 
  private:
-  /// A part of a call of which some replies wait. It belongs to the worker's thread; tasks on the
-  /// main loop carry it there and back, and do not look inside.
-  struct Waiting {
-    struct Uncommitted {
-      std::size_t index = 0;  // in the part
-      bool open = false;      // on failure
-    };
-    std::size_t part = 0;
-    std::vector<Reply> replies;
-    std::vector<Uncommitted> uncommitted;
-    std::size_t open = 0;  // answers that are still to come
-    std::shared_ptr<CheckDone> done;
+  /// What waits here for the main loop, by numbers.
+  struct Pending {
+    virtual ~Pending() = default;
+    std::uint64_t number = 0;
   };
-  using WaitingPtr = std::shared_ptr<Waiting>;
+  /// A part of a call of which some replies wait.
+  struct Waiting;
+  /// A call whose only answer the main loop gives.
+  template <typename Answer>
+  struct Asked;
+  /// Those that were decided in one turn, and wait for the same commit.
+  struct Uncommitted;
+  using AfterCommit = absl::AnyInvocable<void(bool durable)>;
   /// A request's part and its place there.
   struct Place {
     std::size_t part = 0;
@@ -79,14 +79,17 @@ class WorkerService final : public Service, private rpc::Flushable {
   void coordinator_decides(const Request& request, Place place);
   void finish(const Request& request, const Decision& decision, Reply& reply, Place place,
               Nanos wall);
-  WaitingPtr& waiting_for(std::size_t part);
+  Waiting& waiting_for(std::size_t part);
   std::function<void(Reply)> reply_to(Place place);
   void tell_parts(std::span<const std::size_t> parts, CheckDone done);
-  void committed(const WaitingPtr& part, bool durable);
-  static void arrived(Waiting& part);
-  void await_commit(std::function<void(bool)> done);
+  void committed(Waiting& part, bool durable);
+  void arrived(Waiting& part);
+  void await_commit(AfterCommit done);
   template <typename Answer>
   std::function<void(Answer)> back(Done<Answer> done);
+  template <typename Kind>
+  Kind& keep(std::unique_ptr<Kind> pending);
+  std::unique_ptr<Pending> take(std::uint64_t number);
   void flush() noexcept override;
 
   rpc::EventLoop& loop_;
@@ -103,12 +106,14 @@ class WorkerService final : public Service, private rpc::Flushable {
   std::vector<Decision> decisions_;
   std::vector<Reply> replies_;
   std::size_t parts_ = 0;
-  std::vector<WaitingPtr> waiting_;  // by part; empty if nothing waits
+  std::vector<Waiting*> waiting_;  // by part; empty if nothing waits
   // The rules that decisions went by last.
   std::uint64_t version_ = 0;
   std::shared_ptr<const RuleSet> rules_;
+  std::unordered_map<std::uint64_t, std::unique_ptr<Pending>> pending_;
+  std::uint64_t numbers_ = 0;
   // Who waits for the commit of what was decided in this turn.
-  std::vector<std::function<void(bool)>> uncommitted_;
+  std::vector<AfterCommit> uncommitted_;
   std::size_t uncommitted_requests_ = 0;
 };
 
