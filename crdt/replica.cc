@@ -17,6 +17,7 @@ constexpr Nanos kUrgentSpacing = 10 * kMillisecond;
 constexpr unsigned kShards = 1u << kShardBits;
 constexpr unsigned kQuickRounds = 20;
 constexpr Nanos kForgetMembersEvery = 10 * kMinute;
+constexpr unsigned kBucketsPerTick = 1024;
 
 struct Table;
 
@@ -29,6 +30,29 @@ struct Entry {
   std::uint64_t own_birth = 0;  // buckets: of the slot that this incarnation counts in
   WriteId anew = 0;  // own counts up to this write may count slots that were forgotten since
   unsigned pending = 0;  // buckets: own counts that wait for the disk; while any does, it is held
+  Entry* next = nullptr;  // buckets: in BucketQueue
+};
+
+/// Every bucket, by when to see whether it is over. Use moves a bucket's end away all the time; here
+/// it stays where it was put, so use costs nothing, and is seen when the end comes that it had then.
+class BucketQueue {
+ public:
+  /// Not in the queue now. It is due in the second after `end`.
+  void put(Entry& entry, Nanos end) {
+    entry.next = std::exchange(due_[end / kSecond + 1], &entry);
+  }
+  /// One that is due at `floor`, or null. No longer in the queue.
+  Entry* take(Nanos floor) {
+    auto first = due_.begin();
+    if (first == due_.end() || first->first > floor / kSecond) return nullptr;
+    Entry* entry = first->second;
+    first->second = std::exchange(entry->next, nullptr);
+    if (first->second == nullptr) due_.erase(first);
+    return entry;
+  }
+
+ private:
+  std::map<std::int64_t, Entry*> due_;  // by second, linked
 };
 
 struct Table {
@@ -140,6 +164,8 @@ struct Replica::Impl {
   ReplicaOptions options;
   bool memory_only;
   std::map<Group, Table> groups;
+  Nanos first_end = kNever;  // of the groups
+  BucketQueue buckets;
   std::size_t cell_count = 0;
   std::map<std::uint64_t, Entry*> stream;  // by stamp: the cells whose own slot grew
   std::uint64_t head = 0;                  // newest stamp
@@ -155,7 +181,6 @@ struct Replica::Impl {
   Nanos next_sync = 0;
   Nanos last_sync = 0;
   Nanos next_forget = 0;
-  std::uint32_t bucket_cursor = 0;
   std::uint64_t random;
   Outbox outbox;
   std::vector<Alarm> alarms;
@@ -188,12 +213,15 @@ struct Replica::Impl {
     return entry == group->second.cells.end() ? nullptr : &entry->second;
   }
 
-  Entry& hold(const CellId& id) {
-    Table& table = groups[group_of(id)];
+  Entry& hold(const CellId& id, const BucketState& bucket) {
+    Group group = group_of(id);
+    Table& table = groups[group];
     Entry& entry = table.cells[id];
     entry.cell.id = id;
     entry.table = &table;
     ++cell_count;
+    first_end = std::min(first_end, group.generation.end());
+    if (id.is_bucket()) buckets.put(entry, bucket.expiry);
     if (!pending_unheld.empty()) {
       if (auto waiting = pending_unheld.extract(id)) entry.pending = waiting.mapped();
     }
@@ -211,7 +239,7 @@ struct Replica::Impl {
   bool apply(Entry*& entry, const CellId& id, std::span<const Slot> slots,
              const BucketState& bucket) {
     bool fresh = entry == nullptr;
-    if (fresh) entry = &hold(id);
+    if (fresh) entry = &hold(id, bucket);
     if (!join(entry->cell, slots, bucket) && !fresh) return false;
     renew_digest(*entry);
     return true;
@@ -705,27 +733,33 @@ struct Replica::Impl {
 
   void expire(Nanos now) {
     floor = std::max(floor, now - options.max_skew);
+    if (first_end <= floor) drop_ended();
+    // Buckets end one by one; few a tick keep the pause short.
+    for (unsigned i = 0; i < kBucketsPerTick; ++i) {
+      Entry* entry = buckets.take(bucket_floor);
+      if (entry == nullptr) break;
+      Nanos end = entry->cell.bucket.expiry;
+      if (end > bucket_floor || entry->pending > 0) {
+        buckets.put(*entry, std::max(end, bucket_floor));
+        continue;
+      }
+      Table& table = *entry->table;
+      table.digest -= entry->digest;
+      drop(*entry);
+      table.cells.erase(CellId(entry->cell.id));
+    }
+  }
+
+  void drop_ended() {
+    first_end = kNever;
     for (auto at = groups.begin(); at != groups.end();) {
-      if (at->first.generation.end() > floor) {
+      if (Nanos end = at->first.generation.end(); end > floor) {
+        first_end = std::min(first_end, end);
         ++at;
         continue;
       }
       for (auto& [id, entry] : at->second.cells) drop(entry);
       at = groups.erase(at);
-    }
-    // Buckets end one by one; one shard a tick keeps the pause short.
-    auto shard = groups.find({kBucketGeneration, bucket_cursor++ % kShards});
-    if (shard == groups.end()) return;
-    Table& table = shard->second;
-    for (auto at = table.cells.begin(); at != table.cells.end();) {
-      Entry& entry = at->second;
-      if (entry.cell.bucket.expiry > bucket_floor || entry.pending > 0) {
-        ++at;
-        continue;
-      }
-      table.digest -= entry.digest;
-      drop(entry);
-      at = table.cells.erase(at);
     }
   }
 
