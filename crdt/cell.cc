@@ -56,11 +56,15 @@ bool Cell::raise(const SlotId& slot, std::uint64_t value) {
 }
 
 bool join(Cell& into, const Cell& from) {
+  return join(into, from.slots, from.bucket);
+}
+
+bool join(Cell& into, std::span<const Slot> slots, const BucketState& bucket) {
   bool changed = false;
-  for (const Slot& slot : from.slots) changed |= into.raise(slot.id, slot.value);
+  for (const Slot& slot : slots) changed |= into.raise(slot.id, slot.value);
   if (into.id.is_bucket()) {
     BucketState before = into.bucket;
-    join(into.bucket, from.bucket);
+    join(into.bucket, bucket);
     into.bucket.checkpoint.counted = std::min(into.bucket.checkpoint.counted, into.total());
     changed |= into.bucket != before;
   }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <vector>
 
 #include <weir/crdt/epoch.h>
@@ -69,6 +70,8 @@ struct Cell {
 /// Per-slot max, and for buckets the join of BucketState; the checkpoint is cut so that it counts
 /// no more than the slots present. Requires equal ids. Returns true if `into` changed.
 bool join(Cell& into, const Cell& from);
+/// The same with a part that nobody holds as a cell. `bucket` is read only of buckets.
+bool join(Cell& into, std::span<const Slot> slots, const BucketState& bucket);
 
 /// What the birth of a windowed slot may be, and that of a bucket's never is but for 0: 0 for a
 /// count, or a row of an escrow rule (escrow.h).

@@ -6,6 +6,8 @@
 #include <functional>
 #include <string>
 
+#include <weir/crdt/time.h>
+
 namespace weir::crdt {
 
 /// One boot of one node: 128 random bits, never used again (a reused id would let max-merge
@@ -49,7 +51,20 @@ std::string to_string(const SeriesId& id);
 
 /// Mixes words into 64 well-spread bits. Not keyed: for tables and digests, never against attackers
 /// (series ids are keyed before they get here).
-std::uint64_t mix64(std::uint64_t seed, std::uint64_t value);
+inline std::uint64_t mix64(std::uint64_t seed, std::uint64_t value) {
+  // A multiply-fold round: both halves of the 128-bit product, so every input bit reaches all.
+  Uint128 product =
+      static_cast<Uint128>(value ^ 0x8BB84B93962EACC9ull) * (seed ^ 0x4B33A62ED433D4A3ull);
+  auto low = static_cast<std::uint64_t>(product);
+  auto high = static_cast<std::uint64_t>(product >> 64);
+  std::uint64_t folded = low ^ high ^ seed;
+  // A zero factor would forget the other one; this finish (from MurmurHash3) spreads what is left.
+  folded += value * 0x9E3779B97F4A7C15ull;
+  folded ^= folded >> 33;
+  folded *= 0xFF51AFD7ED558CCDull;
+  folded ^= folded >> 33;
+  return folded;
+}
 
 }  // namespace weir::crdt
 

@@ -17,13 +17,42 @@ constexpr Nanos kUrgentSpacing = 10 * kMillisecond;
 constexpr unsigned kShards = 1u << kShardBits;
 constexpr unsigned kQuickRounds = 20;
 constexpr Nanos kForgetMembersEvery = 10 * kMinute;
+constexpr unsigned kBucketsPerTick = 1024;
 
+struct Table;
+
+/// A cell that is held. It stays where it is for as long as it is.
 struct Entry {
   Cell cell;
+  Table* table = nullptr;   // that holds it
   std::uint64_t stamp = 0;  // last growth of the current own slot; 0: not in the stream
   std::uint64_t digest = 0;
   std::uint64_t own_birth = 0;  // buckets: of the slot that this incarnation counts in
   WriteId anew = 0;  // own counts up to this write may count slots that were forgotten since
+  unsigned pending = 0;  // buckets: own counts that wait for the disk; while any does, it is held
+  Entry* next = nullptr;  // buckets: in BucketQueue
+};
+
+/// Every bucket, by when to see whether it is over. Use moves a bucket's end away all the time; here
+/// it stays where it was put, so use costs nothing, and is seen when the end comes that it had then.
+class BucketQueue {
+ public:
+  /// Not in the queue now. It is due in the second after `end`.
+  void put(Entry& entry, Nanos end) {
+    entry.next = std::exchange(due_[end / kSecond + 1], &entry);
+  }
+  /// One that is due at `floor`, or null. No longer in the queue.
+  Entry* take(Nanos floor) {
+    auto first = due_.begin();
+    if (first == due_.end() || first->first > floor / kSecond) return nullptr;
+    Entry* entry = first->second;
+    first->second = std::exchange(entry->next, nullptr);
+    if (first->second == nullptr) due_.erase(first);
+    return entry;
+  }
+
+ private:
+  std::map<std::int64_t, Entry*> due_;  // by second, linked
 };
 
 struct Table {
@@ -31,9 +60,14 @@ struct Table {
   std::uint64_t digest = 0;
 };
 
+struct PendingCount {
+  OwnCount own;
+  Entry* entry = nullptr;  // of a bucket that was held when it was counted
+};
+
 struct Pending {
   WriteId write = 0;
-  std::vector<OwnCount> counts;
+  std::vector<PendingCount> counts;
 };
 
 struct PendingAck {
@@ -101,6 +135,7 @@ class DeltaPacker {
   void add(Cell cell) {
     slots_ += cell.slots.size();
     for (const Slot& slot : cell.slots) {
+      if (delta_.members.contains(slot.id.writer)) continue;
       auto member = members_.find(slot.id.writer);
       if (member != members_.end()) delta_.members.insert(*member);
     }
@@ -129,13 +164,15 @@ struct Replica::Impl {
   ReplicaOptions options;
   bool memory_only;
   std::map<Group, Table> groups;
+  Nanos first_end = kNever;  // of the groups
+  BucketQueue buckets;
   std::size_t cell_count = 0;
   std::map<std::uint64_t, Entry*> stream;  // by stamp: the cells whose own slot grew
   std::uint64_t head = 0;                  // newest stamp
   std::map<Incarnation, Member> members;
   std::vector<Peer> peers;
   std::deque<Pending> pending;
-  std::unordered_map<CellId, unsigned> pending_buckets;
+  std::unordered_map<CellId, unsigned> pending_unheld;  // as Entry::pending, of buckets without one
   std::deque<PendingAck> pending_acks;
   WriteId last_write = 0;
   WriteId last_persisted = 0;
@@ -144,7 +181,6 @@ struct Replica::Impl {
   Nanos next_sync = 0;
   Nanos last_sync = 0;
   Nanos next_forget = 0;
-  std::uint32_t bucket_cursor = 0;
   std::uint64_t random;
   Outbox outbox;
   std::vector<Alarm> alarms;
@@ -177,25 +213,40 @@ struct Replica::Impl {
     return entry == group->second.cells.end() ? nullptr : &entry->second;
   }
 
-  /// Joins into the state and keeps digests right. Returns the entry if anything changed.
-  Entry* apply(const Cell& cell) {
-    Table& table = groups[group_of(cell.id)];
-    auto [at, fresh] = table.cells.try_emplace(cell.id);
-    Entry& entry = at->second;
-    if (fresh) {
-      entry.cell.id = cell.id;
-      ++cell_count;
+  Entry& hold(const CellId& id, const BucketState& bucket) {
+    Group group = group_of(id);
+    Table& table = groups[group];
+    Entry& entry = table.cells[id];
+    entry.cell.id = id;
+    entry.table = &table;
+    ++cell_count;
+    first_end = std::min(first_end, group.generation.end());
+    if (id.is_bucket()) buckets.put(entry, bucket.expiry);
+    if (!pending_unheld.empty()) {
+      if (auto waiting = pending_unheld.extract(id)) entry.pending = waiting.mapped();
     }
-    if (!join(entry.cell, cell) && !fresh) return nullptr;
-    table.digest -= entry.digest;
-    entry.digest = digest_of(entry.cell);
-    table.digest += entry.digest;
-    return &entry;
+    return entry;
   }
 
-  bool over(const Cell& cell) const {
-    return cell.id.is_bucket() ? cell.bucket.expiry <= floor
-                               : generation_of(cell.id.epoch).end() <= floor;
+  static void renew_digest(Entry& entry) {
+    entry.table->digest -= entry.digest;
+    entry.digest = digest_of(entry.cell);
+    entry.table->digest += entry.digest;
+  }
+
+  /// Joins a part of the cell `id` into the state and keeps digests right. `entry` is the cell's;
+  /// if it is null, there is none yet, and it will be. True if anything changed.
+  bool apply(Entry*& entry, const CellId& id, std::span<const Slot> slots,
+             const BucketState& bucket) {
+    bool fresh = entry == nullptr;
+    if (fresh) entry = &hold(id, bucket);
+    if (!join(entry->cell, slots, bucket) && !fresh) return false;
+    renew_digest(*entry);
+    return true;
+  }
+
+  bool over(const CellId& id, const BucketState& bucket) const {
+    return id.is_bucket() ? bucket.expiry <= floor : generation_of(id.epoch).end() <= floor;
   }
 
   bool too_early(const Cell& cell, Nanos now) const {
@@ -203,12 +254,8 @@ struct Replica::Impl {
     return first > now + options.max_skew;
   }
 
-  Cell own_cell(const OwnCount& count) const {
-    Cell cell;
-    cell.id = count.cell;
-    cell.bucket = count.bucket;
-    cell.raise({options.incarnation, count.birth}, count.value);
-    return cell;
+  Slot own_slot(const OwnCount& count) const {
+    return {{options.incarnation, count.birth}, count.value};
   }
 
   WriteId put_write(Delta delta) {
@@ -223,44 +270,70 @@ struct Replica::Impl {
 
   WriteId count(std::span<const OwnCount> counts) {
     if (memory_only) {
-      for (const OwnCount& own : counts) apply_own(own, ~WriteId{0});
+      for (const OwnCount& own : counts) apply_own(own, nullptr, ~WriteId{0});
       return 0;
     }
     DeltaPacker packer(members);
+    std::vector<PendingCount> waiting;
+    waiting.reserve(counts.size());
     for (const OwnCount& own : counts) {
-      Cell cell = own_cell(own);
-      if (cell.id.is_bucket()) {
-        ++pending_buckets[cell.id];
-        // A checkpoint is written together with every slot it counted.
-        if (const Entry* entry = lookup(cell.id)) {
-          Cell whole = entry->cell;
-          join(whole, cell);
-          cell = std::move(whole);
-        }
-        cell.bucket.checkpoint.counted = std::min(cell.bucket.checkpoint.counted, cell.total());
-      }
-      packer.add(std::move(cell));
+      Entry* entry = own.cell.is_bucket() ? await(own.cell) : nullptr;
+      packer.add(written_of(own, entry));
+      waiting.push_back({own, entry});
     }
     WriteId id = put_write(packer.take());
-    pending.push_back({id, {counts.begin(), counts.end()}});
+    pending.push_back({id, std::move(waiting)});
     return id;
   }
 
-  void apply_own(const OwnCount& own, WriteId write) {
-    Cell cell = own_cell(own);
-    if (over(cell)) {
+  /// What goes to the disk of an own count. A bucket's checkpoint is written together with every
+  /// slot it counted.
+  Cell written_of(const OwnCount& own, const Entry* entry) const {
+    Cell cell;
+    if (entry != nullptr) cell = entry->cell;
+    cell.id = own.cell;
+    Slot slot = own_slot(own);
+    join(cell, {&slot, 1}, own.bucket);
+    return cell;
+  }
+
+  /// One more own count of a bucket waits for the disk. Returns the bucket's entry, if it has one.
+  Entry* await(const CellId& id) {
+    Entry* entry = lookup(id);
+    ++(entry != nullptr ? entry->pending : pending_unheld[id]);
+    return entry;
+  }
+
+  /// One of those is there. `entry`: what await() returned. Returns what it would return now.
+  Entry* arrived(const CellId& id, Entry* entry) {
+    if (entry == nullptr) entry = lookup(id);
+    if (entry != nullptr) {
+      --entry->pending;
+    } else if (auto at = pending_unheld.find(id); --at->second == 0) {
+      pending_unheld.erase(at);
+    }
+    return entry;
+  }
+
+  /// `entry`: the cell's, or null if that is not known.
+  void apply_own(const OwnCount& own, Entry* entry, WriteId write) {
+    BucketState bucket = own.bucket;
+    if (over(own.cell, bucket)) {
       ++counters.late_cells;
       return;
     }
-    bool anew = forget_if_reborn(cell);
-    if (const Entry* entry = lookup(cell.id); anew || (entry != nullptr && write <= entry->anew)) {
+    if (entry == nullptr) entry = lookup(own.cell);
+    Slot slot = own_slot(own);
+    std::span<const Slot> slots(&slot, own.value > 0 ? 1 : 0);
+    bool anew = entry != nullptr && forget_if_reborn(*entry, slots);
+    if (anew || (entry != nullptr && write <= entry->anew)) {
       // Its checkpoint may count slots that are gone; it surely counts the own one.
-      std::uint64_t& counted = cell.bucket.checkpoint.counted;
+      std::uint64_t& counted = bucket.checkpoint.counted;
       counted = std::min(counted, own.value);
     }
-    Entry* entry = apply(cell);
-    if (anew) begin_anew(cell.id);
-    if (entry != nullptr) {
+    bool changed = apply(entry, own.cell, slots, bucket);
+    if (anew) begin_anew(*entry);
+    if (changed || anew) {
       entry->own_birth = own.birth;
       if (entry->stamp != 0) stream.erase(entry->stamp);
       entry->stamp = ++head;
@@ -272,36 +345,33 @@ struct Replica::Impl {
 
   /// A slot born after a bucket was over starts it anew: what the bucket held has drained, and its
   /// checkpoint would leave the new units uncounted. True if it was forgotten.
-  bool forget_if_reborn(const Cell& cell) {
-    if (!cell.id.is_bucket()) return false;
-    Entry* entry = lookup(cell.id);
-    if (entry == nullptr) return false;
-    auto over = static_cast<std::uint64_t>(entry->cell.bucket.expiry);
-    for (const Slot& slot : cell.slots) {
+  bool forget_if_reborn(Entry& entry, std::span<const Slot> slots) {
+    if (!entry.cell.id.is_bucket()) return false;
+    auto over = static_cast<std::uint64_t>(entry.cell.bucket.expiry);
+    for (const Slot& slot : slots) {
       if (slot.id.birth < over) continue;
-      Table& table = groups[group_of(cell.id)];
-      table.digest -= entry->digest;
-      drop(*entry);
-      table.cells.erase(cell.id);
+      if (entry.stamp != 0) stream.erase(entry.stamp);
+      entry.stamp = 0;
+      entry.own_birth = 0;
+      entry.cell.slots.clear();
+      entry.cell.bucket = {};
+      renew_digest(entry);
       return true;
     }
     return false;
   }
 
-  void begin_anew(const CellId& id) {
-    if (Entry* entry = lookup(id)) entry->anew = last_write;
-    outbox.begun_anew.push_back(id);
+  void begin_anew(Entry& entry) {
+    entry.anew = last_write;
+    outbox.begun_anew.push_back(entry.cell.id);
   }
 
   void persisted(WriteId upto, Nanos now) {
     last_persisted = std::max(last_persisted, std::min(upto, last_write));
     while (!pending.empty() && pending.front().write <= last_persisted) {
-      for (const OwnCount& own : pending.front().counts) {
-        if (own.cell.is_bucket()) {
-          auto at = pending_buckets.find(own.cell);
-          if (at != pending_buckets.end() && --at->second == 0) pending_buckets.erase(at);
-        }
-        apply_own(own, pending.front().write);
+      for (const auto& [own, counted_on] : pending.front().counts) {
+        Entry* entry = own.cell.is_bucket() ? arrived(own.cell, counted_on) : nullptr;
+        apply_own(own, entry, pending.front().write);
       }
       pending.pop_front();
     }
@@ -403,7 +473,7 @@ struct Replica::Impl {
         ++counters.future_cells;
         continue;
       }
-      if (over(cell)) {
+      if (over(cell.id, cell.bucket)) {
         ++counters.late_cells;
         continue;
       }
@@ -436,14 +506,13 @@ struct Replica::Impl {
 
   /// Joins one cell from a peer. Returns what must be written: the slots that grew, or the bucket.
   std::optional<Cell> merge_cell(const Cell& cell) {
-    const Entry* before = lookup(cell.id);
+    Entry* entry = lookup(cell.id);
     Cell grown;
     grown.id = cell.id;
-    grown.bucket = cell.bucket;
     for (const Slot& slot : cell.slots) {
-      std::uint64_t held = before == nullptr ? 0 : before->cell.value_of(slot.id);
+      std::uint64_t held = entry == nullptr ? 0 : entry->cell.value_of(slot.id);
       if (slot.value <= held) continue;
-      if (slot.id.writer == options.incarnation && owns(slot.id, before)) {
+      if (slot.id.writer == options.incarnation && owns(slot.id, entry)) {
         ++counters.alarms;
         alarms.push_back(Alarm::own_slot_ahead);
         return std::nullopt;  // the driver takes a new incarnation; a later repair brings this back
@@ -452,13 +521,14 @@ struct Replica::Impl {
     }
     if (cell.id.is_bucket()) {
       // What waits for the disk was counted on top of what is here.
-      bool anew = !pending_buckets.contains(cell.id) && forget_if_reborn(cell);
-      const Entry* after = apply(cell);
-      if (anew) begin_anew(cell.id);
-      return after == nullptr ? std::nullopt : std::optional<Cell>(after->cell);
+      bool free = entry != nullptr && entry->pending == 0;
+      bool anew = free && forget_if_reborn(*entry, cell.slots);
+      bool changed = apply(entry, cell.id, cell.slots, cell.bucket);
+      if (anew) begin_anew(*entry);
+      return changed ? std::optional<Cell>(entry->cell) : std::nullopt;
     }
     if (grown.slots.empty()) return std::nullopt;
-    apply(grown);
+    apply(entry, cell.id, grown.slots, {});
     return grown;
   }
 
@@ -663,27 +733,33 @@ struct Replica::Impl {
 
   void expire(Nanos now) {
     floor = std::max(floor, now - options.max_skew);
+    if (first_end <= floor) drop_ended();
+    // Buckets end one by one; few a tick keep the pause short.
+    for (unsigned i = 0; i < kBucketsPerTick; ++i) {
+      Entry* entry = buckets.take(bucket_floor);
+      if (entry == nullptr) break;
+      Nanos end = entry->cell.bucket.expiry;
+      if (end > bucket_floor || entry->pending > 0) {
+        buckets.put(*entry, std::max(end, bucket_floor));
+        continue;
+      }
+      Table& table = *entry->table;
+      table.digest -= entry->digest;
+      drop(*entry);
+      table.cells.erase(CellId(entry->cell.id));
+    }
+  }
+
+  void drop_ended() {
+    first_end = kNever;
     for (auto at = groups.begin(); at != groups.end();) {
-      if (at->first.generation.end() > floor) {
+      if (Nanos end = at->first.generation.end(); end > floor) {
+        first_end = std::min(first_end, end);
         ++at;
         continue;
       }
       for (auto& [id, entry] : at->second.cells) drop(entry);
       at = groups.erase(at);
-    }
-    // Buckets end one by one; one shard a tick keeps the pause short.
-    auto shard = groups.find({kBucketGeneration, bucket_cursor++ % kShards});
-    if (shard == groups.end()) return;
-    Table& table = shard->second;
-    for (auto at = table.cells.begin(); at != table.cells.end();) {
-      Entry& entry = at->second;
-      if (entry.cell.bucket.expiry > bucket_floor || pending_buckets.contains(entry.cell.id)) {
-        ++at;
-        continue;
-      }
-      table.digest -= entry.digest;
-      drop(entry);
-      at = table.cells.erase(at);
     }
   }
 
@@ -713,8 +789,9 @@ void Replica::restore(const Delta& delta, Nanos now) {
   impl_->floor = std::max(impl_->floor, now - impl_->options.max_skew);
   for (const auto& named : delta.members) impl_->members.insert(named);
   for (const Cell& cell : delta.cells) {
-    if (!valid(cell) || impl_->over(cell)) continue;
-    impl_->apply(cell);
+    if (!valid(cell) || impl_->over(cell.id, cell.bucket)) continue;
+    Entry* entry = impl_->lookup(cell.id);
+    impl_->apply(entry, cell.id, cell.slots, cell.bucket);
     impl_->outbox.changed.push_back(cell.id);
   }
 }
@@ -791,8 +868,12 @@ void Replica::flush(Nanos now) {
 void Replica::reincarnate(const Incarnation& fresh, bool memory_only) {
   for (auto& [stamp, entry] : impl_->stream) entry->stamp = 0;
   impl_->stream.clear();
+  for (const Pending& batch : impl_->pending) {
+    for (const auto& [own, entry] : batch.counts) {
+      if (own.cell.is_bucket()) impl_->arrived(own.cell, entry);
+    }
+  }
   impl_->pending.clear();
-  impl_->pending_buckets.clear();
   impl_->pending_acks.clear();
   impl_->outbox.writes.clear();
   impl_->options.incarnation = fresh;
