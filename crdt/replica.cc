@@ -10,6 +10,8 @@
 
 #include <absl/container/btree_map.h>
 
+#include <weir/crdt/cell_table.h>
+
 namespace weir::crdt {
 namespace {
 
@@ -57,7 +59,7 @@ class BucketQueue {
 };
 
 struct Table {
-  std::unordered_map<CellId, Entry> cells;
+  CellTable<Entry> cells;
   std::uint64_t digest = 0;
 };
 
@@ -211,18 +213,23 @@ struct Replica::Impl {
     return interval - interval / 10 + static_cast<Nanos>(next_random() % spread);
   }
 
+  std::uint64_t hash_of(const CellId& id) const {
+    std::uint64_t hash = mix64(mix64(options.seed, id.series.lo), id.series.hi);
+    if (id.is_bucket()) return hash;
+    hash = mix64(hash, static_cast<std::uint64_t>(id.epoch.start));
+    return mix64(hash, static_cast<std::uint64_t>(id.epoch.expiry));
+  }
+
   Entry* lookup(const CellId& id) {
     auto group = groups.find(group_of(id));
     if (group == groups.end()) return nullptr;
-    auto entry = group->second.cells.find(id);
-    return entry == group->second.cells.end() ? nullptr : &entry->second;
+    return group->second.cells.find(hash_of(id), id);
   }
 
   Entry& hold(const CellId& id, const BucketState& bucket) {
     Group group = group_of(id);
     Table& table = groups[group];
-    Entry& entry = table.cells[id];
-    entry.cell.id = id;
+    Entry& entry = table.cells.add(hash_of(id), id);
     entry.table = &table;
     ++cell_count;
     first_end = std::min(first_end, group.generation.end());
@@ -670,8 +677,8 @@ struct Replica::Impl {
       inventory.high = inventory.low + ((std::uint64_t{1} << shift) - 1);
       partial = true;
     }
-    for (const auto& [id, entry] : at->second.cells) {
-      std::uint64_t key = cell_key(id);
+    for (const Entry& entry : at->second.cells) {
+      std::uint64_t key = cell_key(entry.cell.id);
       if (key >= inventory.low && key <= inventory.high &&
           inventory.cells.size() < kMaxInventoryCells) {
         inventory.cells.push_back({key, entry.digest});
@@ -703,8 +710,8 @@ struct Replica::Impl {
       GroupWant want{inventory.group, {}};
       auto at = groups.find(inventory.group);
       if (at != groups.end()) {
-        for (const auto& [id, entry] : at->second.cells) {
-          std::uint64_t key = cell_key(id);
+        for (const Entry& entry : at->second.cells) {
+          std::uint64_t key = cell_key(entry.cell.id);
           if (key < inventory.low || key > inventory.high) continue;
           auto other = theirs.find(key);
           if (other != theirs.end()) {
@@ -734,8 +741,8 @@ struct Replica::Impl {
       auto at = groups.find(want.group);
       if (at == groups.end()) continue;
       std::unordered_set<std::uint64_t> keys(want.keys.begin(), want.keys.end());
-      for (const auto& [id, entry] : at->second.cells) {
-        if (!keys.contains(cell_key(id)) || ++sent > kMaxInventoryCells) continue;
+      for (const Entry& entry : at->second.cells) {
+        if (!keys.contains(cell_key(entry.cell.id)) || ++sent > kMaxInventoryCells) continue;
         if (!packer.fits(entry.cell)) send();
         packer.add(entry.cell);
       }
@@ -760,7 +767,7 @@ struct Replica::Impl {
     }
   }
 
-  void drop(Entry& entry) {
+  void drop(const Entry& entry) {
     leave_stream(entry);
     --cell_count;
   }
@@ -780,7 +787,7 @@ struct Replica::Impl {
       Table& table = *entry->table;
       table.digest -= entry->digest;
       drop(*entry);
-      table.cells.erase(CellId(entry->cell.id));
+      table.cells.erase(hash_of(entry->cell.id), *entry);
     }
   }
 
@@ -792,7 +799,7 @@ struct Replica::Impl {
         ++at;
         continue;
       }
-      for (auto& [id, entry] : at->second.cells) drop(entry);
+      for (const Entry& entry : at->second.cells) drop(entry);
       at = groups.erase(at);
     }
   }
@@ -806,7 +813,7 @@ struct Replica::Impl {
     keep(options.incarnation);
     for (const Peer& peer : peers) keep(peer.incarnation);
     for (const auto& [group, table] : groups) {
-      for (const auto& [id, entry] : table.cells) {
+      for (const Entry& entry : table.cells) {
         for (const Slot& slot : entry.cell.slots) keep(slot.id.writer);
       }
     }
@@ -937,7 +944,7 @@ const Cell* Replica::find(const CellId& id) const {
 
 void Replica::for_each(const std::function<void(const Cell&)>& visit) const {
   for (const auto& [group, table] : impl_->groups) {
-    for (const auto& [id, entry] : table.cells) visit(entry.cell);
+    for (const Entry& entry : table.cells) visit(entry.cell);
   }
 }
 
