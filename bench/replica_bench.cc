@@ -97,8 +97,8 @@ void measure(benchmark::State& state, bool buckets, std::size_t peers, bool away
   Node node(static_cast<std::uint64_t>(state.range(0)), buckets, peers, away);
   for (auto _ : state) node.pump_of_random();
   auto counts = static_cast<double>(state.iterations()) * kBatch;
-  state.counters["per_count"] = benchmark::Counter(
-      counts, benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+  state.counters["per_count"] =
+      benchmark::Counter(counts, benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
 }
 
 void add(const char* name, bool buckets, std::size_t peers, bool away) {

@@ -50,6 +50,21 @@ TEST(Cell, TotalSaturates) {
   EXPECT_EQ(cell.total(), kMax);
 }
 
+TEST(Cell, APartJoinsAsTheCellDoesThatHoldsIt) {
+  for (const Epoch& epoch : {kBucketEpoch, Epoch{0, kMinute}}) {
+    Cell whole{{{1, 1}, epoch}, {{{kA, 0}, 5}}, {}};
+    if (whole.id.is_bucket()) whole.bucket = {{5, 10, 100}, 10, 20};
+    Cell parts = whole;
+    Cell news{whole.id, {{{kA, 0}, 6}, {{kB, 0}, 1}}, {}};
+    if (whole.id.is_bucket()) news.bucket = {{9, 11, 70}, 11, 21};
+    EXPECT_TRUE(join(whole, news));
+    EXPECT_TRUE(join(parts, news.slots, news.bucket));
+    EXPECT_EQ(whole, parts);
+    EXPECT_TRUE(valid(parts));
+    EXPECT_FALSE(join(parts, news.slots, news.bucket));
+  }
+}
+
 TEST(Cell, JoinCutsACheckpointThatClaimsMoreThanItsSlots) {
   Cell cell{{{1, 1}, kBucketEpoch}, {}, {}};
   cell.raise({kA, 1}, 5);

@@ -8,6 +8,10 @@
 #include <unordered_set>
 #include <utility>
 
+#include <absl/container/btree_map.h>
+
+#include <weir/crdt/cell_table.h>
+
 namespace weir::crdt {
 namespace {
 
@@ -25,22 +29,21 @@ struct Table;
 struct Entry {
   Cell cell;
   Table* table = nullptr;   // that holds it
-  std::uint64_t stamp = 0;  // last growth of the current own slot; 0: not in the stream
+  std::uint64_t stamp = 0;  // last growth of the current own slot; 0: none
   std::uint64_t digest = 0;
   std::uint64_t own_birth = 0;  // buckets: of the slot that this incarnation counts in
-  WriteId anew = 0;  // own counts up to this write may count slots that were forgotten since
-  unsigned pending = 0;  // buckets: own counts that wait for the disk; while any does, it is held
+  WriteId anew = 0;       // own counts up to this write may count slots that were forgotten since
+  unsigned pending = 0;   // buckets: own counts that wait for the disk; while any does, it is held
   Entry* next = nullptr;  // buckets: in BucketQueue
 };
 
-/// Every bucket, by when to see whether it is over. Use moves a bucket's end away all the time; here
-/// it stays where it was put, so use costs nothing, and is seen when the end comes that it had then.
+/// Every bucket, by when to see whether it is over. Use moves a bucket's end away all the time;
+/// here it stays where it was put, so use costs nothing, and is seen when the end comes that it had
+/// then.
 class BucketQueue {
  public:
   /// Not in the queue now. It is due in the second after `end`.
-  void put(Entry& entry, Nanos end) {
-    entry.next = std::exchange(due_[end / kSecond + 1], &entry);
-  }
+  void put(Entry& entry, Nanos end) { entry.next = std::exchange(due_[end / kSecond + 1], &entry); }
   /// One that is due at `floor`, or null. No longer in the queue.
   Entry* take(Nanos floor) {
     auto first = due_.begin();
@@ -56,7 +59,7 @@ class BucketQueue {
 };
 
 struct Table {
-  std::unordered_map<CellId, Entry> cells;
+  CellTable<Entry> cells;
   std::uint64_t digest = 0;
 };
 
@@ -167,8 +170,12 @@ struct Replica::Impl {
   Nanos first_end = kNever;  // of the groups
   BucketQueue buckets;
   std::size_t cell_count = 0;
-  std::map<std::uint64_t, Entry*> stream;  // by stamp: the cells whose own slot grew
-  std::uint64_t head = 0;                  // newest stamp
+  // By stamp: the cells whose own slot grew, except those that every peer has. All stamps above
+  // stream_floor are here, and none below.
+  absl::btree_map<std::uint64_t, Entry*> stream;
+  std::uint64_t stream_floor = 0;
+  std::uint64_t head = 0;                          // newest stamp
+  std::uint64_t acked_by_all = ~std::uint64_t{0};  // of the peers ever met
   std::map<Incarnation, Member> members;
   std::vector<Peer> peers;
   std::deque<Pending> pending;
@@ -206,18 +213,23 @@ struct Replica::Impl {
     return interval - interval / 10 + static_cast<Nanos>(next_random() % spread);
   }
 
+  std::uint64_t hash_of(const CellId& id) const {
+    std::uint64_t hash = mix64(mix64(options.seed, id.series.lo), id.series.hi);
+    if (id.is_bucket()) return hash;
+    hash = mix64(hash, static_cast<std::uint64_t>(id.epoch.start));
+    return mix64(hash, static_cast<std::uint64_t>(id.epoch.expiry));
+  }
+
   Entry* lookup(const CellId& id) {
     auto group = groups.find(group_of(id));
     if (group == groups.end()) return nullptr;
-    auto entry = group->second.cells.find(id);
-    return entry == group->second.cells.end() ? nullptr : &entry->second;
+    return group->second.cells.find(hash_of(id), id);
   }
 
   Entry& hold(const CellId& id, const BucketState& bucket) {
     Group group = group_of(id);
     Table& table = groups[group];
-    Entry& entry = table.cells[id];
-    entry.cell.id = id;
+    Entry& entry = table.cells.add(hash_of(id), id);
     entry.table = &table;
     ++cell_count;
     first_end = std::min(first_end, group.generation.end());
@@ -335,12 +347,38 @@ struct Replica::Impl {
     if (anew) begin_anew(*entry);
     if (changed || anew) {
       entry->own_birth = own.birth;
-      if (entry->stamp != 0) stream.erase(entry->stamp);
-      entry->stamp = ++head;
-      stream.emplace(entry->stamp, entry);
+      enter_stream(*entry);
     }
     if (own.urgent) next_sync = std::min(next_sync, last_sync + kUrgentSpacing);
     if (own.tell) outbox.durable.push_back(own);
+  }
+
+  void leave_stream(const Entry& entry) {
+    if (entry.stamp > stream_floor) stream.erase(entry.stamp);
+  }
+
+  /// At its head, and out again at its tail with what nobody waits for: two for each that enters,
+  /// so that the stream shrinks and no call takes long.
+  void enter_stream(Entry& entry) {
+    leave_stream(entry);
+    entry.stamp = ++head;
+    if (acked_by_all >= head) {
+      stream_floor = head;
+      return;
+    }
+    stream.emplace_hint(stream.end(), head, &entry);
+    for (int i = 0; i < 2 && stream.begin()->first <= acked_by_all; ++i) {
+      stream_floor = stream.begin()->first;
+      stream.erase(stream.begin());
+    }
+  }
+
+  /// A peer that was never met gets no stream from before.
+  void find_acked_by_all() {
+    acked_by_all = ~std::uint64_t{0};
+    for (const Peer& peer : peers) {
+      if (peer.incarnation) acked_by_all = std::min(acked_by_all, peer.acked);
+    }
   }
 
   /// A slot born after a bucket was over starts it anew: what the bucket held has drained, and its
@@ -350,7 +388,7 @@ struct Replica::Impl {
     auto over = static_cast<std::uint64_t>(entry.cell.bucket.expiry);
     for (const Slot& slot : slots) {
       if (slot.id.birth < over) continue;
-      if (entry.stamp != 0) stream.erase(entry.stamp);
+      leave_stream(entry);
       entry.stamp = 0;
       entry.own_birth = 0;
       entry.cell.slots.clear();
@@ -574,7 +612,10 @@ struct Replica::Impl {
       ++counters.stale_acks;
       return;
     }
-    if (message.upto > peer.acked) peer.acked = message.upto;
+    if (message.upto > peer.acked) {
+      peer.acked = message.upto;
+      find_acked_by_all();
+    }
     peer.sent = std::max(peer.sent, peer.acked);
     while (!peer.in_flight.empty() && peer.in_flight.front() <= peer.acked) {
       peer.in_flight.pop_front();
@@ -636,8 +677,8 @@ struct Replica::Impl {
       inventory.high = inventory.low + ((std::uint64_t{1} << shift) - 1);
       partial = true;
     }
-    for (const auto& [id, entry] : at->second.cells) {
-      std::uint64_t key = cell_key(id);
+    for (const Entry& entry : at->second.cells) {
+      std::uint64_t key = cell_key(entry.cell.id);
       if (key >= inventory.low && key <= inventory.high &&
           inventory.cells.size() < kMaxInventoryCells) {
         inventory.cells.push_back({key, entry.digest});
@@ -669,8 +710,8 @@ struct Replica::Impl {
       GroupWant want{inventory.group, {}};
       auto at = groups.find(inventory.group);
       if (at != groups.end()) {
-        for (const auto& [id, entry] : at->second.cells) {
-          std::uint64_t key = cell_key(id);
+        for (const Entry& entry : at->second.cells) {
+          std::uint64_t key = cell_key(entry.cell.id);
           if (key < inventory.low || key > inventory.high) continue;
           auto other = theirs.find(key);
           if (other != theirs.end()) {
@@ -700,8 +741,8 @@ struct Replica::Impl {
       auto at = groups.find(want.group);
       if (at == groups.end()) continue;
       std::unordered_set<std::uint64_t> keys(want.keys.begin(), want.keys.end());
-      for (const auto& [id, entry] : at->second.cells) {
-        if (!keys.contains(cell_key(id)) || ++sent > kMaxInventoryCells) continue;
+      for (const Entry& entry : at->second.cells) {
+        if (!keys.contains(cell_key(entry.cell.id)) || ++sent > kMaxInventoryCells) continue;
         if (!packer.fits(entry.cell)) send();
         packer.add(entry.cell);
       }
@@ -726,8 +767,8 @@ struct Replica::Impl {
     }
   }
 
-  void drop(Entry& entry) {
-    if (entry.stamp != 0) stream.erase(entry.stamp);
+  void drop(const Entry& entry) {
+    leave_stream(entry);
     --cell_count;
   }
 
@@ -746,7 +787,7 @@ struct Replica::Impl {
       Table& table = *entry->table;
       table.digest -= entry->digest;
       drop(*entry);
-      table.cells.erase(CellId(entry->cell.id));
+      table.cells.erase(hash_of(entry->cell.id), *entry);
     }
   }
 
@@ -758,7 +799,7 @@ struct Replica::Impl {
         ++at;
         continue;
       }
-      for (auto& [id, entry] : at->second.cells) drop(entry);
+      for (const Entry& entry : at->second.cells) drop(entry);
       at = groups.erase(at);
     }
   }
@@ -772,7 +813,7 @@ struct Replica::Impl {
     keep(options.incarnation);
     for (const Peer& peer : peers) keep(peer.incarnation);
     for (const auto& [group, table] : groups) {
-      for (const auto& [id, entry] : table.cells) {
+      for (const Entry& entry : table.cells) {
         for (const Slot& slot : entry.cell.slots) keep(slot.id.writer);
       }
     }
@@ -833,6 +874,7 @@ void Replica::peer_up(PeerIndex index, const Incarnation& incarnation, Nanos now
     // What this incarnation may lack of the past comes by anti-entropy, beside the live stream.
     peer.incarnation = incarnation;
     peer.base = peer.acked = impl_->head;
+    impl_->find_acked_by_all();
   }
   peer.sent = peer.acked;
   peer.agrees = false;
@@ -866,8 +908,8 @@ void Replica::flush(Nanos now) {
 }
 
 void Replica::reincarnate(const Incarnation& fresh, bool memory_only) {
-  for (auto& [stamp, entry] : impl_->stream) entry->stamp = 0;
   impl_->stream.clear();
+  impl_->stream_floor = impl_->head;
   for (const Pending& batch : impl_->pending) {
     for (const auto& [own, entry] : batch.counts) {
       if (own.cell.is_bucket()) impl_->arrived(own.cell, entry);
@@ -884,6 +926,7 @@ void Replica::reincarnate(const Incarnation& fresh, bool memory_only) {
     peer_down(i);
     impl_->peers[i].incarnation = {};
   }
+  impl_->find_acked_by_all();
 }
 
 Outbox Replica::take() {
@@ -897,7 +940,7 @@ const Cell* Replica::find(const CellId& id) const {
 
 void Replica::for_each(const std::function<void(const Cell&)>& visit) const {
   for (const auto& [group, table] : impl_->groups) {
-    for (const auto& [id, entry] : table.cells) visit(entry.cell);
+    for (const Entry& entry : table.cells) visit(entry.cell);
   }
 }
 

@@ -70,7 +70,7 @@ struct ReplicaOptions {
   Nanos anti_entropy_interval = 5 * kSecond;
   Nanos resend_after = 2 * kSecond;  ///< an unacknowledged push is sent again
   Nanos max_skew = kSecond;          ///< cells that start later than this ahead are refused
-  std::uint64_t seed = 1;            ///< jitter
+  std::uint64_t seed = 1;            ///< jitter, and how cells are hashed
 };
 
 struct PeerStatus {

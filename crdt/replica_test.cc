@@ -268,6 +268,84 @@ TEST(Replica, ABucketThatDrainedIsBegunAnewAndTheDriverIsTold) {
   EXPECT_EQ(*other.nodes[0]->find(id), news);
 }
 
+OwnCount bucket_count(std::uint64_t series, std::uint64_t value, Nanos at, Nanos end) {
+  return {{{series << 48, series}, kBucketEpoch}, kStart, value, {{value, at, 1}, at, end}, false};
+}
+
+TEST(Replica, ABucketInUseOutlivesTheEndThatItHadFirst) {
+  Mesh mesh(1);
+  Replica& node = *mesh.nodes[0];
+  Nanos end = kStart + kMinute;
+  for (std::uint64_t use = 1; use <= 2; ++use) {
+    OwnCount count = bucket_count(1, use, kStart, use * kMinute + kStart);
+    node.count({&count, 1}, kStart);
+    mesh.settle();
+  }
+  node.retire_buckets(end + 2 * kSecond);
+  node.tick(end + 2 * kSecond);
+  EXPECT_EQ(node.cell_count(), 1u);
+  node.retire_buckets(end + kMinute + 2 * kSecond);
+  node.tick(end + kMinute + 2 * kSecond);
+  EXPECT_EQ(node.cell_count(), 0u);
+  EXPECT_EQ(node.digest(), Mesh(1).nodes[0]->digest());
+}
+
+TEST(Replica, ABucketOfWhichACountWaitsForTheDiskStays) {
+  Mesh mesh(1);
+  Replica& node = *mesh.nodes[0];
+  Nanos end = kStart + kMinute;
+  OwnCount first = bucket_count(1, 1, kStart, end);
+  node.count({&first, 1}, kStart);
+  mesh.settle();
+  OwnCount second = bucket_count(1, 2, kStart, end + kMinute);
+  node.count({&second, 1}, kStart);
+  node.retire_buckets(end + 2 * kSecond);
+  node.tick(end + 2 * kSecond);
+  EXPECT_EQ(node.cell_count(), 1u);
+  mesh.settle();
+  EXPECT_EQ(node.find(first.cell)->total(), 2u);
+}
+
+TEST(Replica, ManyBucketsThatEndAtOnceGoInPieces) {
+  Mesh mesh(1);
+  Replica& node = *mesh.nodes[0];
+  std::vector<OwnCount> counts;
+  for (std::uint64_t i = 1; i <= 3000; ++i) {
+    counts.push_back(bucket_count(i, 1, kStart, kStart + kMinute));
+  }
+  node.count(counts, kStart);
+  mesh.settle();
+  Nanos later = kStart + 2 * kMinute;
+  node.retire_buckets(later);
+  node.tick(later);
+  EXPECT_GT(node.cell_count(), 0u);
+  EXPECT_LT(node.cell_count(), 3000u);
+  for (int i = 0; i < 10; ++i) node.tick(later);
+  EXPECT_EQ(node.cell_count(), 0u);
+}
+
+TEST(Replica, APeerThatComesBackIsSentWhatItMissedThoughOthersHaveIt) {
+  Mesh mesh(3);
+  for (std::uint64_t i = 1; i <= 10; ++i) mesh.count(0, {1, i}, 1);
+  mesh.pass(kSecond);
+  mesh.nodes[0]->peer_down(0);
+  mesh.cut[0][1] = true;
+  for (std::uint64_t i = 6; i <= 15; ++i) mesh.count(0, {1, i}, 2);
+  mesh.pass(kSecond);
+  for (std::uint64_t i = 16; i <= 20; ++i) mesh.count(0, {1, i}, 2);
+  mesh.pass(kSecond);
+  EXPECT_EQ(mesh.nodes[0]->peers()[0].unacked, 15u);
+  EXPECT_EQ(mesh.nodes[0]->peers()[1].unacked, 0u);
+  mesh.nodes[0]->peer_up(0, mesh.nodes[1]->incarnation(), mesh.now);
+  mesh.nodes[0]->flush(mesh.now);
+  Outbox out = mesh.nodes[0]->take();
+  ASSERT_EQ(out.messages.size(), 1u);
+  const auto& push = std::get<Push>(out.messages[0].message);
+  EXPECT_EQ(push.after, 10u);
+  EXPECT_EQ(push.upto, 25u);
+  EXPECT_EQ(push.delta.cells.size(), 15u);
+}
+
 TEST(Replica, ALatePushOfAnEarlierBootDoesNotResetTheStream) {
   Mesh mesh(2);
   mesh.count(0, {1, 1}, 5);
