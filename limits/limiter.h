@@ -2,18 +2,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
-#include <weir/crdt/cell.h>
-#include <weir/crdt/replica.h>
+#include <weir/crdt/escrow.h>
+#include <weir/crdt/ids.h>
 #include <weir/limits/decision.h>
-#include <weir/limits/escrow/escrow_cell.h>
-#include <weir/limits/escrow/escrow_needs.h>
 #include <weir/limits/hash_key.h>
 #include <weir/limits/request.h>
 #include <weir/limits/rules/rule.h>
@@ -56,20 +52,6 @@ struct RuleCounters {
   std::uint64_t elsewhere = 0;
 };
 
-/// What absorb() learnt.
-struct Growth {
-  crdt::SeriesId
-      rule;  ///< Limiter::rule_identity; zeros: nobody has asked for this series here yet
-  std::uint64_t units = 0;  ///< that others consumed, unknown here before
-};
-
-/// A window of which a node has rights left.
-struct RightsLeft {
-  crdt::SeriesId rule;  ///< RightsNeed::rule
-  crdt::CellId cell;
-  std::uint64_t demand = 0;  ///< units that are asked for, about a slice of time
-};
-
 struct RequestIdCounters {
   std::size_t held = 0;
   std::uint64_t repeated = 0;  ///< requests that were told what they were told before
@@ -82,6 +64,8 @@ struct TicketCounters {
   std::uint64_t timed_out = 0;  ///< settled in full, as nobody did in time
   std::uint64_t refused = 0;    ///< reservations for which there was no room
 };
+
+class ReplicaSide;  // replica_side.h
 
 /// Decides from memory. Thread-safe: any number of threads may call any member at any time, except
 /// where said otherwise. No call does I/O, waits for anything but another call on the same series
@@ -171,51 +155,12 @@ class Limiter {
   /// here first.
   std::size_t sweep(Nanos floor);
 
-  // The other side of the limiter: the replica's driver.
-
-  /// Moves out up to `max` cells that this node consumed from since they were last drained, each
-  /// with its whole total. Returns true if more are waiting.
-  bool drain(std::vector<crdt::OwnCount>& out, std::size_t max);
-  /// Takes in what a cell holds beside this node's current slot. Counts only rise. False if the
-  /// series is new and there is no memory for it.
-  bool absorb(const crdt::Cell& cell);
-  bool absorb(const crdt::Cell& cell, Growth& growth);
-  /// This bucket had drained, and the replica forgot it and began anew with `cell` (see
-  /// Outbox::begun_anew): what was counted before no longer counts, here neither. What this node
-  /// consumed since it was last drained stays.
-  void begin_anew(const crdt::Cell& cell);
-  /// Continues under `fresh`. `durable(cell, slot)` is what the replica holds of the old own slot:
-  /// it stays behind as another writer's count, the rest moves to the fresh slot and will be
-  /// drained. Not concurrently with drain or absorb.
-  using DurableCount =
-      std::function<std::uint64_t(const crdt::CellId& cell, const crdt::SlotId& slot)>;
-  void rebase(const crdt::Incarnation& fresh, const DurableCount& durable);
-
-  /// Own counts of Outbox::durable.
-  void told_durable(const crdt::OwnCount& count);
-
-  // Escrow rules, for EscrowAgent.
-
-  void set_grant_state(const EscrowGrantState& state);
-  /// What others wrote of a window; replaces what was told before. The units of rights that came
-  /// with it; nothing if there is no memory.
-  std::optional<std::uint64_t> absorb_rows(const crdt::CellId& cell, const EscrowOthers& others);
-  /// Transfers rights of `cell`, a window of the rule RightsNeed::rule, to the life `to`, so that
-  /// they are `wanted` in all or as much as is left here beyond what this node itself is about to
-  /// need; with `all` this node needs nothing. It will be drained. Returns how many; 0 if nothing
-  /// can be given, as of a bucket's period that has begun.
-  std::uint64_t give_rights(const crdt::SeriesId& rule, const crdt::CellId& cell,
-                            const crdt::Incarnation& to, std::uint64_t wanted, Nanos now,
-                            bool all = false);
-  /// Open windows of which rights are left here: of at most `max`, those that most is asked for of.
-  /// Looks at every series.
-  std::vector<RightsLeft> rights_left(Nanos now, std::size_t max);
-  /// The rights to ask for at `now`: what requests lack, and from `lead` before a window's end on
-  /// what the next one will lack if it takes as much as this one. Of a bucket these are periods
-  /// that have not begun, half a period ahead at most.
-  void rights_needed(Nanos now, Nanos lead, std::vector<RightsNeed>& out);
+  /// For the driver of a replica, with LimiterOptions::replicated (replica_side.h). Valid as long
+  /// as this limiter is.
+  ReplicaSide replica_side();
 
  private:
+  friend class ReplicaSide;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -1,4 +1,4 @@
-#include <weir/limits/limiter.h>
+#include <weir/limits/replica_side.h>
 
 #include <cstdlib>
 #include <ctime>
@@ -221,7 +221,7 @@ LAW(15, "an increment at a calendar's boundary lands in exactly one epoch", "at 
     RC_ASSERT(limiter.check(Ask(4).request, edge - 1).allowed);
     RC_ASSERT(!limiter.check(Ask(1).request, edge - 1).allowed);
     std::vector<crdt::OwnCount> before;
-    limiter.drain(before, 10);
+    limiter.replica_side().drain(before, 10);
     RC_ASSERT(before.size() == 1u);
     RC_ASSERT((before[0].cell.epoch == crdt::Epoch{table->start(index - 1), edge}));
   }
@@ -230,7 +230,7 @@ LAW(15, "an increment at a calendar's boundary lands in exactly one epoch", "at 
   if (full && into < 0) return;
   RC_ASSERT(limiter.check(Ask(3).request, now).allowed);
   std::vector<crdt::OwnCount> counts;
-  limiter.drain(counts, 10);
+  limiter.replica_side().drain(counts, 10);
   RC_ASSERT(counts.size() == 1u);
   RC_ASSERT(counts[0].value == 3u);
   crdt::Epoch epoch = counts[0].cell.epoch;
@@ -265,7 +265,7 @@ LAW(47, "retry_after is tight, for calendars", "a wait over a clock change", "a 
     cell.id = {limiter.series_of(0, Ask().request),
                {table->start(index + 1), table->start(index + 2)}};
     cell.raise({{2, 2}, 0}, 9);
-    limiter.absorb(cell);
+    limiter.replica_side().absorb(cell);
   }
   std::uint64_t cost = *one_of<std::uint64_t>({4, 5, 10, 11}).as("cost");
   Decision denied = limiter.check(Ask(cost).request, now);
@@ -398,9 +398,9 @@ LAW(41, "a log counts what others admitted at their instants", "a faster clock",
     crdt::SlotId slot{{2, *between<std::uint64_t>(1, 3)}, 0};
     Cell before = cell;
     cell.raise(slot, add_saturated(cell.value_of(slot), units));
-    limiter.absorb(cell);
+    limiter.replica_side().absorb(cell);
     if (!before.slots.empty() && *chance(50)) {
-      limiter.absorb(before);
+      limiter.replica_side().absorb(before);
       reached("older news again");
     }
   }
@@ -410,7 +410,7 @@ LAW(41, "a log counts what others admitted at their instants", "a faster clock",
     Cell& cell = cells[at];
     cell.id = {series, log_epoch(rule.window, at)};
     cell.raise({{3, 1}, 0}, 1);
-    limiter.absorb(cell);
+    limiter.replica_side().absorb(cell);
   }
   std::size_t alive = 0;
   for (const auto& [at, cell] : cells) {

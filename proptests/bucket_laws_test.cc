@@ -1,4 +1,4 @@
-#include <weir/limits/limiter.h>
+#include <weir/limits/replica_side.h>
 
 #include <sstream>
 
@@ -483,7 +483,7 @@ LAW(21, "after a heal the lock-out is bounded by max_debt", "debt beyond the cap
         consumed = add_saturated(consumed, units);
     }
     std::vector<crdt::OwnCount> counts;
-    limiters[i]->drain(counts, 10);
+    limiters[i]->replica_side().drain(counts, 10);
     for (const crdt::OwnCount& count : counts) {
       Cell cell;
       cell.id = count.cell;
@@ -500,7 +500,7 @@ LAW(21, "after a heal the lock-out is bounded by max_debt", "debt beyond the cap
       *between<std::uint64_t>(1, std::min<std::uint64_t>(shape.burst, 1000)).as("cost");
   for (std::size_t i = 0; i < n; ++i) {
     Limiter& limiter = *limiters[i];
-    limiter.absorb(all);
+    limiter.replica_side().absorb(all);
     std::uint64_t used = limiter.used(0, {"api", key, 1}, now);
     RC_ASSERT(used <= cap);
     RC_ASSERT(used >= std::min<Uint128>(consumed, cap));

@@ -1,7 +1,7 @@
 // Hot series: several threads decide on one, in an order that is known, and are told what one
 // thread alone would have been told.
 
-#include <weir/limits/limiter.h>
+#include <weir/limits/replica_side.h>
 
 #include <array>
 #include <atomic>
@@ -77,7 +77,7 @@ std::uint64_t limit_of(const Rule& rule) {
 
 std::uint64_t drained(Limiter& limiter) {
   std::vector<crdt::OwnCount> counts;
-  limiter.drain(counts, 100);
+  limiter.replica_side().drain(counts, 100);
   std::uint64_t units = 0;
   for (const crdt::OwnCount& count : counts) units = std::max(units, count.value);
   return units;
@@ -85,7 +85,7 @@ std::uint64_t drained(Limiter& limiter) {
 
 std::map<crdt::CellId, std::uint64_t> all_drained(Limiter& limiter) {
   std::vector<crdt::OwnCount> counts;
-  limiter.drain(counts, 1000);
+  limiter.replica_side().drain(counts, 1000);
   std::map<crdt::CellId, std::uint64_t> units;
   for (const crdt::OwnCount& count : counts) units[count.cell] = count.value;
   return units;

@@ -1,4 +1,4 @@
-#include <weir/limits/limiter.h>
+#include <weir/limits/replica_side.h>
 
 #include <map>
 #include <thread>
@@ -50,7 +50,7 @@ LAW(41, "more merged counts never turn a deny into an allow", "a window", "a buc
     limiter.check(Ask("k", *between<std::uint64_t>(1, 3)).request, now);
   }
   std::vector<crdt::OwnCount> counts;
-  limiter.drain(counts, 100);
+  limiter.replica_side().drain(counts, 100);
   Cell cell;
   cell.id.series = series;
   if (bucket) {
@@ -102,11 +102,11 @@ LAW(41, "more merged counts never turn a deny into an allow", "a window", "a buc
       reached("a later touch", more > 0);
     }
     if (cell.slots.empty()) continue;
-    limiter.absorb(cell);
+    limiter.replica_side().absorb(cell);
     if (before.slots.empty() || !*chance(40)) continue;
     // Older news that comes again takes nothing back.
     std::uint64_t left = limiter.check(Ask("k", 0).request, now).statuses.at(0).remaining;
-    limiter.absorb(before);
+    limiter.replica_side().absorb(before);
     RC_ASSERT(limiter.check(Ask("k", 0).request, now).statuses.at(0).remaining == left);
     reached("older news again", before.total() < cell.total());
   }

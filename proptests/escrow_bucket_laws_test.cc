@@ -134,7 +134,7 @@ class Clocks {
   /// Node i asks for what it lacks.
   void ask(std::size_t i) {
     std::vector<RightsNeed> needs;
-    nodes_[i].limiter->rights_needed(time(i), kSecond / 2, needs);
+    nodes_[i].limiter->replica_side().rights_needed(time(i), kSecond / 2, needs);
     for (const RightsNeed& need : needs) {
       for (std::size_t j = 0; j < size(); ++j) {
         if (j != i) requests_.push_back({i, j, need});
@@ -146,10 +146,11 @@ class Clocks {
     if (requests_.empty()) return false;
     const auto [to, from, need] = requests_[*between<std::size_t>(0, requests_.size() - 1)];
     Limiter& lender = *nodes_[from].limiter;
-    if (!lender.give_rights(need.rule, need.cell, {to + 1, 1}, need.units, time(from)))
+    if (!lender.replica_side().give_rights(need.rule, need.cell, {to + 1, 1}, need.units,
+                                           time(from)))
       return false;
     std::vector<crdt::OwnCount> rows;
-    lender.drain(rows, 100);
+    lender.replica_side().drain(rows, 100);
     for (const crdt::OwnCount& row : rows) written_.push_back({from, row});
     return true;
   }
@@ -164,7 +165,7 @@ class Clocks {
     crdt::Succession lives{{{i + 1, 1}}, -1};
     EscrowOthers others;
     others.holding = crdt::holding_of(cell, lives, [](const auto&) { return false; });
-    nodes_[i].limiter->absorb_rows(row.cell, others);
+    nodes_[i].limiter->replica_side().absorb_rows(row.cell, others);
   }
   void sweep(std::size_t i) { nodes_[i].limiter->sweep(time(i)); }
 
@@ -257,7 +258,7 @@ Lender lender(const Rule& rule) {
   std::vector<Entry> entries{{"key", "k"}};
   RC_ASSERT(!made.limiter->check({"api", entries, rule.burst}, kStart).allowed);
   std::vector<RightsNeed> needs;
-  made.limiter->rights_needed(kStart, kSecond, needs);
+  made.limiter->replica_side().rights_needed(kStart, kSecond, needs);
   RC_ASSERT(needs.size() == 1u);
   made.names = needs[0];
   made.share = options.shares->share(options.self, needs[0].cell.series, rule.burst, kStart);
@@ -282,9 +283,9 @@ LAW(25, "a lender has, lent for this period and sent ahead its share at most",
       crdt::Epoch period = periods.epoch(index + *between<std::int64_t>(1, 2));
       crdt::Incarnation to{*between<std::uint64_t>(2, 3), 1};
       auto wanted = *between<std::uint64_t>(1, rule.burst);
-      limiter.give_rights(made.names.rule, {series, period}, to, wanted, now);
+      limiter.replica_side().give_rights(made.names.rule, {series, period}, to, wanted, now);
       std::vector<crdt::OwnCount> written;
-      limiter.drain(written, 100);
+      limiter.replica_side().drain(written, 100);
       for (const crdt::OwnCount& row : written) rows[{row.cell.epoch.start, row.birth}] = row.value;
     } else if (what < 6) {
       reached("spent", limiter.check({"api", entries, 1}, now).allowed);
@@ -324,7 +325,7 @@ LAW(27, "of a bucket only periods that have not begun are lent, by the lender's 
   id.epoch.expiry += (9 + ahead) * kLendingPeriod;
   bool odd = *chance(20).as("no period");
   if (odd) ++(*chance(50) ? id.epoch.start : id.epoch.expiry);
-  bool gave = limiter.give_rights(made.names.rule, id, {2, 1}, 1, now);
+  bool gave = limiter.replica_side().give_rights(made.names.rule, id, {2, 1}, 1, now);
   RC_ASSERT(gave == (!odd && ahead >= 1 && id.epoch.start <= now + 2 * kLendingPeriod));
   reached("no period", odd);
   reached("one that is over", ahead < 0);

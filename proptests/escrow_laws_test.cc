@@ -3,7 +3,7 @@
 #include <memory>
 #include <set>
 
-#include <weir/limits/limiter.h>
+#include <weir/limits/replica_side.h>
 
 #include "generators.h"
 #include "law.h"
@@ -408,12 +408,12 @@ LAW(27, "of a window that a later life has a share of, nothing is given", "the l
   Limiter limiter(rule_set({rule}), options);
   EscrowGrantState state;
   state.ahead = *between<Nanos>(1, 200).as("ahead") * kMillisecond * 50;
-  limiter.set_grant_state(state);
+  limiter.replica_side().set_grant_state(state);
   // What it asks for itself names the rule and its windows.
   std::vector<Entry> entries{{"key", "k"}};
   RC_ASSERT(!limiter.check({"api", entries, rule.limit}, kStart).allowed);
   std::vector<RightsNeed> needs;
-  limiter.rights_needed(kStart, 0, needs);
+  limiter.replica_side().rights_needed(kStart, 0, needs);
   RC_ASSERT(needs.size() == 1u);
   crdt::CellId id = needs[0].cell;
   Nanos windows = *between<Nanos>(2, 12).as("windows later") * rule.window;
@@ -423,7 +423,7 @@ LAW(27, "of a window that a later life has a share of, nothing is given", "the l
                                 state.ahead + 1, 3 * state.ahead})
                      .as("until it starts");
   Nanos now = id.epoch.start - apart;
-  std::uint64_t given = limiter.give_rights(needs[0].rule, id, {2, 1}, 1, now);
+  std::uint64_t given = limiter.replica_side().give_rights(needs[0].rule, id, {2, 1}, 1, now);
   RC_ASSERT((given > 0) == (apart <= state.ahead));
   reached("the last that may be", apart == state.ahead);
   reached("too far ahead", apart > state.ahead);

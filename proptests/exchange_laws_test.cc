@@ -1,4 +1,4 @@
-#include <weir/limits/limiter.h>
+#include <weir/limits/replica_side.h>
 #include <weir/node/engine/engine.h>
 
 #include <array>
@@ -58,7 +58,7 @@ LAW(44, "a series is exchanged at once at its thresholds, and near its limit at 
       cell.id = {id, shape.epoch(shape.index(kStart))};
       others += *between<std::uint64_t>(1, rule.limit);
       cell.raise({{8, 8}, 0}, others);
-      limiter.absorb(cell);
+      limiter.replica_side().absorb(cell);
       used = own + others;
       reached("others' counts");
     }
@@ -71,7 +71,7 @@ LAW(44, "a series is exchanged at once at its thresholds, and near its limit at 
     }
     if (!*chance(60)) continue;
     std::vector<crdt::OwnCount> out;
-    limiter.drain(out, 10);
+    limiter.replica_side().drain(out, 10);
     RC_ASSERT(out.size() == (counted ? 1u : 0u));
     if (counted) {
       // The whole count travels, and how urgent that is; never what was decided.

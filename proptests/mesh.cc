@@ -260,10 +260,11 @@ void Mesh::reincarnate(std::size_t i) {
     value -= held == nullptr ? 0 : std::min(value, held->value_of({old, 0}));
   }
   if (node.limiter != nullptr) {
-    node.limiter->rebase(fresh, [&](const crdt::CellId& id, const crdt::SlotId& slot) {
-      const crdt::Cell* held = node.replica->find(id);
-      return held == nullptr ? std::uint64_t{0} : held->value_of(slot);
-    });
+    node.limiter->replica_side().rebase(
+        fresh, [&](const crdt::CellId& id, const crdt::SlotId& slot) {
+          const crdt::Cell* held = node.replica->find(id);
+          return held == nullptr ? std::uint64_t{0} : held->value_of(slot);
+        });
     node.agent->begin_anew(false, now_);
   }
   for (std::size_t j = 0; j < nodes_.size(); ++j) {
@@ -392,7 +393,7 @@ bool Mesh::knows(std::size_t i, const Admission& admission) const {
 void Mesh::drain(std::size_t i) {
   Node& node = nodes_[i];
   std::vector<crdt::OwnCount> counts;
-  node.limiter->drain(counts, ~std::size_t{0});
+  node.limiter->replica_side().drain(counts, ~std::size_t{0});
   if (counts.empty()) return;
   for (const crdt::OwnCount& count : counts) {
     crdt::SlotId slot{node.replica->incarnation(), count.birth};
@@ -439,7 +440,7 @@ void Mesh::dispatch(std::size_t i) {
   for (const crdt::CellId& id : out.begun_anew) {
     const crdt::Cell* cell = node.replica->find(id);
     if (cell == nullptr || node.limiter == nullptr) continue;
-    node.limiter->begin_anew(*cell);
+    node.limiter->replica_side().begin_anew(*cell);
     ++begun_anew_;
   }
   for (const crdt::OwnCount& count : out.durable) {
@@ -448,7 +449,7 @@ void Mesh::dispatch(std::size_t i) {
   for (const crdt::CellId& id : out.changed) {
     const crdt::Cell* cell = node.replica->find(id);
     if (cell == nullptr || (node.agent != nullptr && node.agent->changed(id))) continue;
-    if (node.limiter != nullptr) node.limiter->absorb(*cell);
+    if (node.limiter != nullptr) node.limiter->replica_side().absorb(*cell);
   }
   for (crdt::Envelope& envelope : out.messages) send(i, peer(i, envelope.to), envelope.message);
   if (node.agent != nullptr) {

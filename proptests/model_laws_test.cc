@@ -1,5 +1,5 @@
 #include <rapidcheck/state.h>
-#include <weir/limits/limiter.h>
+#include <weir/limits/replica_side.h>
 
 #include <thread>
 
@@ -278,7 +278,7 @@ void make_general(Limiter& limiter, std::uint32_t rule, const Request& request) 
   Cell nothing;
   nothing.id = {limiter.series_of(rule, request),
                 bucket ? crdt::kBucketEpoch : crdt::Epoch{kHour, 2 * kHour}};
-  limiter.absorb(nothing);
+  limiter.replica_side().absorb(nothing);
 }
 
 LAW(42, "how a series is kept in memory does not show", "a count beyond 32 bits",
@@ -309,7 +309,7 @@ LAW(42, "how a series is kept in memory does not show", "a count beyond 32 bits"
   std::uint64_t own = 0;
   auto drained = [](Limiter& limiter) {
     std::vector<crdt::OwnCount> out;
-    limiter.drain(out, 1000);
+    limiter.replica_side().drain(out, 1000);
     std::map<crdt::CellId, std::uint64_t> counts;
     for (const crdt::OwnCount& count : out) counts[count.cell] = count.value;
     return counts;
@@ -341,8 +341,8 @@ LAW(42, "how a series is kept in memory does not show", "a count beyond 32 bits"
       Cell cell;
       cell.id = {id, shape.epoch(shape.index(now) - *choice(2))};
       cell.raise({{8, 8}, 0}, *one_of<std::uint64_t>({1, 2, 1ull << 32}));
-      small.absorb(cell);
-      general.absorb(cell);
+      small.replica_side().absorb(cell);
+      general.replica_side().absorb(cell);
       reached("others' counts");
     }
     make_general(general, 0, request);

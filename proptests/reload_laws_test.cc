@@ -1,4 +1,4 @@
-#include <weir/limits/limiter.h>
+#include <weir/limits/replica_side.h>
 
 #include <atomic>
 #include <set>
@@ -255,7 +255,7 @@ LAW(47, "retry_after is tight behind a change of numbers", "a wait", "never",
       WindowShape shape = window_shape(limiter.rules()->rules()[0], id);
       cell.id = {id, shape.epoch(shape.index(now))};
       cell.raise({{8, 8}, 0}, *between<std::uint64_t>(1, 20));
-      limiter.absorb(cell);
+      limiter.replica_side().absorb(cell);
       others = true;
     }
     used = limiter.used(0, Ask("a").request, now);

@@ -1,4 +1,4 @@
-#include <weir/limits/limiter.h>
+#include <weir/limits/replica_side.h>
 
 #include <atomic>
 #include <list>
@@ -331,7 +331,7 @@ LAW(42,
   std::map<std::tuple<crdt::Incarnation, crdt::CellId, std::uint64_t>, std::uint64_t> published;
   auto drain = [&] {
     std::vector<crdt::OwnCount> out;
-    limiter.drain(out, 10'000);
+    limiter.replica_side().drain(out, 10'000);
     for (const crdt::OwnCount& count : out) {
       published[{options.incarnation, count.cell, count.birth}] = count.value;
     }
@@ -447,12 +447,12 @@ LAW(42,
           drain();
           crdt::Incarnation old = options.incarnation;
           options.incarnation.lo += 1;
-          limiter.rebase(options.incarnation,
-                         [&](const crdt::CellId& cell, const crdt::SlotId& slot) {
-                           RC_ASSERT(slot.writer == old);
-                           auto held = published.find({old, cell, slot.birth});
-                           return held == published.end() ? 0 : held->second;
-                         });
+          limiter.replica_side().rebase(options.incarnation,
+                                        [&](const crdt::CellId& cell, const crdt::SlotId& slot) {
+                                          RC_ASSERT(slot.writer == old);
+                                          auto held = published.find({old, cell, slot.birth});
+                                          return held == published.end() ? 0 : held->second;
+                                        });
           for (Open& one : open) one.rebased = true;
         }
       }

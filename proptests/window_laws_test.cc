@@ -1,4 +1,4 @@
-#include <weir/limits/limiter.h>
+#include <weir/limits/replica_side.h>
 
 #include "law.h"
 #include "schedules.h"
@@ -68,7 +68,7 @@ LAW(10, "epochs never interact", "several windows", "a window that was full",
     }
     for (bool more = true; more;) {
       std::vector<crdt::OwnCount> counts;
-      more = limiter.drain(counts, 1);
+      more = limiter.replica_side().drain(counts, 1);
       replica.count(counts, now);
     }
   }
@@ -293,7 +293,7 @@ LAW(15, "an increment at a boundary lands in exactly one epoch", "at a boundary"
   now = *instants(series).as("now in the limiter");
   RC_ASSERT(limiter.check(ask.request, now).allowed);
   std::vector<crdt::OwnCount> counts;
-  limiter.drain(counts, 10);
+  limiter.replica_side().drain(counts, 10);
   RC_ASSERT(counts.size() == 1u);
   RC_ASSERT(counts[0].value == 3u);
   Nanos start = now - (now + series.phase) % series.sub;
@@ -326,13 +326,14 @@ LAW(16, "equal state and equal time give equal decisions everywhere", "a denial"
     for (int turn = 0; turn < 3; ++turn) {
       for (std::size_t i = 0; i < 2; ++i) {
         std::vector<crdt::OwnCount> counts;
-        limiters[i]->drain(counts, 1000);
+        limiters[i]->replica_side().drain(counts, 1000);
         replicas[i]->count(counts, now);
         replicas[i]->flush(now);
         crdt::Outbox out = replicas[i]->take();
         for (const crdt::CellId& id : out.begun_anew)
-          limiters[i]->begin_anew(*replicas[i]->find(id));
-        for (const crdt::CellId& id : out.changed) limiters[i]->absorb(*replicas[i]->find(id));
+          limiters[i]->replica_side().begin_anew(*replicas[i]->find(id));
+        for (const crdt::CellId& id : out.changed)
+          limiters[i]->replica_side().absorb(*replicas[i]->find(id));
         for (const crdt::Envelope& envelope : out.messages) {
           replicas[1 - i]->receive(0, ids[i], envelope.message, now);
         }

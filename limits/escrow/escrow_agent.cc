@@ -42,7 +42,10 @@ std::uint64_t digest_of_lives(const crdt::Replica& replica, const crdt::Member& 
 }
 
 EscrowAgent::EscrowAgent(EscrowAgentOptions options, crdt::Replica& replica, Limiter& limiter)
-    : options_(std::move(options)), replica_(replica), limiter_(limiter) {
+    : options_(std::move(options)),
+      replica_(replica),
+      limiter_(limiter),
+      side_(limiter.replica_side()) {
   peers_.resize(replica_.options().peers.size());
   rules_changed();
 }
@@ -130,11 +133,11 @@ void EscrowAgent::publish() {
   if (open && !grant_state_.open) grant_state_.since = now_;
   grant_state_.open = open;
   grant_state_.fence_time = succession_.horizon;
-  limiter_.set_grant_state(grant_state_);
+  side_.set_grant_state(grant_state_);
 }
 
 void EscrowAgent::told_durable(const crdt::OwnCount& count) {
-  if (!crdt::is_register(count.cell)) return limiter_.told_durable(count);
+  if (!crdt::is_register(count.cell)) return side_.told_durable(count);
   if (count.birth == crdt::kHorizonRow) {
     registered_ = true;
   } else {
@@ -271,7 +274,7 @@ std::uint64_t EscrowAgent::absorb(const crdt::Cell& cell) {
     return is_life_of(life, self());
   });
   others.used_by_peers = saturated(used);
-  std::optional<std::uint64_t> absorbed = limiter_.absorb_rows(cell.id, others);
+  std::optional<std::uint64_t> absorbed = side_.absorb_rows(cell.id, others);
   if (absorbed) {
     unabsorbed_.erase(cell.id);
   } else {
@@ -293,7 +296,7 @@ void EscrowAgent::on(crdt::PeerIndex index, const crdt::Incarnation& from,
   bool current = replica_.peers()[index].incarnation == from;
   std::uint64_t given = 0;
   if (current && !grant_state_.stopped && crdt::valid_epoch(message.cell.epoch)) {
-    given = limiter_.give_rights(message.rule, message.cell, from, message.wanted, now);
+    given = side_.give_rights(message.rule, message.cell, from, message.wanted, now);
   }
   ++(given > 0 ? counters_.requests_served : counters_.requests_refused);
   counters_.units_given = add_saturated(counters_.units_given, given);
@@ -301,7 +304,7 @@ void EscrowAgent::on(crdt::PeerIndex index, const crdt::Incarnation& from,
 
 void EscrowAgent::ask_for_rights(Nanos now) {
   needs_.clear();
-  limiter_.rights_needed(now, replica_.options().max_skew / kLeadShare, needs_);
+  side_.rights_needed(now, replica_.options().max_skew / kLeadShare, needs_);
   if (grant_state_.stopped) return;
   for (const RightsNeed& need : needs_) ask(need, now);
 }
@@ -379,7 +382,7 @@ void EscrowAgent::hand_over(Nanos now) {
     if (status[i].incarnation) connected.push_back(i);
   }
   if (!enabled_ || grant_state_.stopped || connected.empty()) return;
-  for (const RightsLeft& each : limiter_.rights_left(now, kMostHandedOver)) {
+  for (const RightsLeft& each : side_.rights_left(now, kMostHandedOver)) {
     // Where nobody has used any, it depends on the series.
     crdt::PeerIndex heir = connected[each.cell.series.lo % connected.size()];
     std::uint64_t most = 0;
@@ -391,9 +394,8 @@ void EscrowAgent::hand_over(Nanos now) {
       most = used;
       heir = i;
     }
-    std::uint64_t given =
-        limiter_.give_rights(each.rule, each.cell, status[heir].incarnation,
-                             std::numeric_limits<std::uint64_t>::max(), now, true);
+    std::uint64_t given = side_.give_rights(each.rule, each.cell, status[heir].incarnation,
+                                            std::numeric_limits<std::uint64_t>::max(), now, true);
     counters_.units_given = add_saturated(counters_.units_given, given);
     handed_over_[heir] += given > 0;
   }

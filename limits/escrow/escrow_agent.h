@@ -10,7 +10,7 @@
 #include <weir/crdt/escrow.h>
 #include <weir/crdt/message.h>
 #include <weir/crdt/replica.h>
-#include <weir/limits/limiter.h>
+#include <weir/limits/replica_side.h>
 
 namespace weir {
 
@@ -143,6 +143,7 @@ class EscrowAgent {
   EscrowAgentOptions options_;
   crdt::Replica& replica_;
   Limiter& limiter_;
+  ReplicaSide side_;
   bool enabled_ = false;  // some rule is an escrow rule
   std::vector<Peer> peers_;
   crdt::CellId register_;

@@ -88,7 +88,7 @@ struct Node {
   void pump() {
     agent->pump(now);
     std::vector<crdt::OwnCount> counts;
-    limiter->drain(counts, 1000);
+    limiter->replica_side().drain(counts, 1000);
     if (!counts.empty()) replica->count(counts, now);
     take();
   }
@@ -216,7 +216,7 @@ TEST(Escrow, GivesWhatItHasAndNoMore) {
   // What it would ask for itself names rule and window.
   std::vector<RightsNeed> needs;
   ask(*node.limiter, 9, node.now);
-  node.limiter->rights_needed(node.now, 0, needs);
+  node.limiter->replica_side().rights_needed(node.now, 0, needs);
   ASSERT_EQ(needs.size(), 1u);
   rule = needs[0].rule;
   series = needs[0].cell.series;
@@ -245,7 +245,7 @@ TEST(Escrow, GivesNothingOfAWindowThatALaterLifeHasAShareOf) {
   node.commit();
   std::vector<RightsNeed> needs;
   ask(*node.limiter, 9, node.now);
-  node.limiter->rights_needed(node.now, 0, needs);
+  node.limiter->replica_side().rights_needed(node.now, 0, needs);
   ASSERT_EQ(needs.size(), 1u);
   crdt::CellId far = needs[0].cell;
   Nanos length = 2 * (far.epoch.expiry - far.epoch.start);  // nothing is known of its demand
@@ -360,7 +360,8 @@ TEST(Escrow, AChangedLimitCountsForLaterWindows) {
 
 void expect_no_more_after_a_failed_disk(Node& node) {
   node.replica->reincarnate({1, 2}, true);
-  node.limiter->rebase({1, 2}, [](const auto&, const auto&) { return std::uint64_t{0}; });
+  node.limiter->replica_side().rebase({1, 2},
+                                      [](const auto&, const auto&) { return std::uint64_t{0}; });
   node.agent->begin_anew(true, node.now);
   Decision decision = ask(*node.limiter, 1, node.now + kHour);
   EXPECT_FALSE(decision.allowed);
@@ -506,18 +507,18 @@ TEST(Reserve, AMergedRuleWaitsOnlyForItsFirstUse) {
   Limiter limiter(rule_set(rule), options);
   EXPECT_TRUE(ask(limiter, 3).wants_commit);
   std::vector<crdt::OwnCount> counts;
-  limiter.drain(counts, 10);
+  limiter.replica_side().drain(counts, 10);
   ASSERT_EQ(counts.size(), 1u);
   EXPECT_EQ(counts[0].value, 13u);  // a hundredth of the limit ahead
   EXPECT_TRUE(counts[0].tell);
-  limiter.told_durable(counts[0]);
+  limiter.replica_side().told_durable(counts[0]);
   EXPECT_FALSE(ask(limiter, 5).wants_commit);
   EXPECT_EQ(ask(limiter, 0).statuses[0].remaining, 992u);
   counts.clear();
-  limiter.drain(counts, 10);
+  limiter.replica_side().drain(counts, 10);
   EXPECT_TRUE(counts.empty());  // enough is ahead
   EXPECT_FALSE(ask(limiter, 1).wants_commit);
-  limiter.drain(counts, 10);
+  limiter.replica_side().drain(counts, 10);
   ASSERT_EQ(counts.size(), 1u);
   EXPECT_EQ(counts[0].value, 19u);
   // A crash now would find 13 on the disk, and all of them used.

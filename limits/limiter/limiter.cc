@@ -763,63 +763,12 @@ std::uint64_t Limiter::used(std::uint32_t index, const Request& request, Nanos n
   return impl_->used(compiled, impl_->series_of(compiled, request, key), now);
 }
 
-void Limiter::told_durable(const crdt::OwnCount& count) {
-  impl_->told_durable(count);
-}
-
-void Limiter::set_grant_state(const EscrowGrantState& state) {
-  impl_->open = state.open;
-  impl_->stopped = state.stopped;
-  impl_->disk = state.disk;
-  impl_->fence_time = state.fence_time;
-  impl_->gives_ahead = state.ahead;
-  impl_->since = state.since;
-}
-
-std::optional<std::uint64_t> Limiter::absorb_rows(const crdt::CellId& cell,
-                                                  const EscrowOthers& others) {
-  return impl_->absorb_rows(cell, others);
-}
-
-std::uint64_t Limiter::give_rights(const crdt::SeriesId& rule, const crdt::CellId& cell,
-                                   const crdt::Incarnation& to, std::uint64_t wanted, Nanos now,
-                                   bool all) {
-  return impl_->give_rights(rule, cell, to, wanted, now, all);
-}
-
-std::vector<RightsLeft> Limiter::rights_left(Nanos now, std::size_t max) {
-  return impl_->rights_left(now, max);
-}
-
-void Limiter::rights_needed(Nanos now, Nanos lead, std::vector<RightsNeed>& out) {
-  impl_->look_ahead(now, lead);
-  impl_->needs.take_due(now, lead, out);
-}
-
 std::size_t Limiter::sweep(Nanos floor) {
   return impl_->sweep(floor);
 }
 
-bool Limiter::drain(std::vector<crdt::OwnCount>& out, std::size_t max) {
-  return impl_->drain(out, max);
-}
-
-bool Limiter::absorb(const crdt::Cell& cell) {
-  Growth growth;
-  return impl_->absorb(cell, growth);
-}
-
-bool Limiter::absorb(const crdt::Cell& cell, Growth& growth) {
-  growth = {};
-  return impl_->absorb(cell, growth);
-}
-
-void Limiter::begin_anew(const crdt::Cell& cell) {
-  impl_->begin_anew(cell);
-}
-
-void Limiter::rebase(const crdt::Incarnation& fresh, const DurableCount& durable) {
-  impl_->rebase(fresh, durable);
+ReplicaSide Limiter::replica_side() {
+  return ReplicaSide(*impl_);
 }
 
 }  // namespace weir

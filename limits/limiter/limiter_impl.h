@@ -4,7 +4,7 @@
 // decisions the quick way), limiter_general.cc (any decision, and the full table),
 // limiter_series.cc (one series), limiter_reserve.cc, limiter_replica.cc and limiter_escrow.cc.
 
-#include <weir/limits/limiter.h>
+#include <weir/limits/replica_side.h>
 
 #include <algorithm>
 #include <array>
@@ -670,7 +670,7 @@ struct Limiter::Impl {
   bool absorb_small(SeriesEntry& entry, const CellId& id, std::uint64_t others, Growth& growth);
   void absorb_bucket(Series& series, const crdt::Cell& cell, std::uint64_t total, Growth& growth);
   void begin_anew(const crdt::Cell& cell);
-  void rebase(const crdt::Incarnation& fresh, const DurableCount& durable);
+  void rebase(const crdt::Incarnation& fresh, const ReplicaSide::DurableCount& durable);
 
   template <typename AnyCell>
   static bool leave_behind(AnyCell& cell, std::uint64_t held) {

@@ -140,7 +140,8 @@ void Limiter::Impl::begin_anew(const crdt::Cell& cell) {
   });
 }
 
-void Limiter::Impl::rebase(const crdt::Incarnation& fresh, const DurableCount& durable) {
+void Limiter::Impl::rebase(const crdt::Incarnation& fresh,
+                           const ReplicaSide::DurableCount& durable) {
   crdt::Incarnation old = options.incarnation;
   options.incarnation = fresh;
   if (!options.replicated) return;

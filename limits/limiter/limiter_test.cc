@@ -1,4 +1,4 @@
-#include <weir/limits/limiter.h>
+#include <weir/limits/replica_side.h>
 
 #include <gtest/gtest.h>
 #include <weir/limits/counted_new.h>
@@ -346,16 +346,16 @@ TEST(Limiter, DrainsWholeTotalsOnceAndAbsorbsOthers) {
   limiter.check(ask.request, kNow);
   limiter.check(ask.request, kNow);
   std::vector<crdt::OwnCount> out;
-  EXPECT_FALSE(limiter.drain(out, 100));
+  EXPECT_FALSE(limiter.replica_side().drain(out, 100));
   ASSERT_EQ(out.size(), 1u);
   EXPECT_EQ(out[0].value, 6u);
   EXPECT_TRUE(out[0].urgent);
   crdt::Cell cell{out[0].cell, {}, {}};
   cell.raise({{1, 1}, 0}, 6);
   cell.raise({{2, 2}, 0}, 2);
-  EXPECT_TRUE(limiter.absorb(cell));
+  EXPECT_TRUE(limiter.replica_side().absorb(cell));
   out.clear();
-  limiter.drain(out, 100);
+  limiter.replica_side().drain(out, 100);
   EXPECT_TRUE(out.empty());
   EXPECT_EQ(limiter.used(0, ask.request, kNow), 8u);
   EXPECT_FALSE(limiter.check(ask.request, kNow).allowed);
@@ -369,19 +369,19 @@ TEST(Limiter, ABucketBegunAnewForgetsWhatHadDrained) {
   Ask ask({{"key", "k"}}, 6);
   limiter.check(ask.request, kNow);
   std::vector<crdt::OwnCount> out;
-  limiter.drain(out, 100);
+  limiter.replica_side().drain(out, 100);
   Nanos later = kNow + kHour;
   crdt::Cell news{out[0].cell, {{{{2, 2}, static_cast<std::uint64_t>(later)}, 3}}, {}};
   news.bucket = {{3, later, static_cast<crdt::DebtTicks>(3 * kMinute)}, later, later + kHour};
-  limiter.begin_anew(news);
+  limiter.replica_side().begin_anew(news);
   EXPECT_EQ(limiter.used(0, ask.request, later), 3u);
   // Three more at the peer are not hidden behind the six that drained.
   news.raise({{2, 2}, static_cast<std::uint64_t>(later)}, 6);
-  limiter.absorb(news);
+  limiter.replica_side().absorb(news);
   EXPECT_EQ(limiter.used(0, ask.request, later), 6u);
   limiter.check(Ask({{"key", "k"}}, 1).request, later);
   out.clear();
-  limiter.drain(out, 100);
+  limiter.replica_side().drain(out, 100);
   ASSERT_EQ(out.size(), 1u);
   EXPECT_EQ(out[0].value, 1u);
   EXPECT_EQ(out[0].birth, static_cast<std::uint64_t>(later));
@@ -394,15 +394,15 @@ TEST(Limiter, ABucketBegunAnewKeepsWhatWasNotHandedOver) {
   Limiter limiter(set({rule("a", 10, Algorithm::token_bucket)}), options);
   limiter.check(Ask({{"key", "k"}}, 6).request, kNow);
   std::vector<crdt::OwnCount> out;
-  limiter.drain(out, 100);
+  limiter.replica_side().drain(out, 100);
   Nanos later = kNow + kHour;
   limiter.check(Ask({{"key", "k"}}, 2).request, later);
   crdt::Cell news{out[0].cell, {{{{2, 2}, static_cast<std::uint64_t>(later)}, 3}}, {}};
   news.bucket = {{3, later, static_cast<crdt::DebtTicks>(3 * kMinute)}, later, later + kHour};
-  limiter.begin_anew(news);
+  limiter.replica_side().begin_anew(news);
   EXPECT_EQ(limiter.used(0, Ask({{"key", "k"}}, 1).request, later), 5u);
   out.clear();
-  limiter.drain(out, 100);
+  limiter.replica_side().drain(out, 100);
   ASSERT_EQ(out.size(), 1u);
   EXPECT_EQ(out[0].value, 8u);
 }
@@ -416,14 +416,14 @@ TEST(Limiter, RebaseLeavesTheDurablePartBehind) {
     Ask ask({{"key", "k"}}, 6);
     limiter.check(ask.request, kNow);
     std::vector<crdt::OwnCount> out;
-    limiter.drain(out, 100);
-    limiter.rebase({2, 2}, [](const crdt::CellId&, const crdt::SlotId& slot) {
+    limiter.replica_side().drain(out, 100);
+    limiter.replica_side().rebase({2, 2}, [](const crdt::CellId&, const crdt::SlotId& slot) {
       EXPECT_EQ(slot.writer, (crdt::Incarnation{1, 1}));
       return std::uint64_t{4};
     });
     EXPECT_EQ(limiter.used(0, ask.request, kNow), 6u);
     out.clear();
-    limiter.drain(out, 100);
+    limiter.replica_side().drain(out, 100);
     ASSERT_EQ(out.size(), 1u);
     EXPECT_EQ(out[0].value, 2u);
   }
@@ -447,10 +447,10 @@ TEST(Limiter, ABucketBegunAnewWhileTimeStandsStillGetsAnotherSlot) {
   Ask ask({{"key", "k"}}, 3);
   std::vector<crdt::OwnCount> out;
   ASSERT_TRUE(limiter.check(ask.request, kNow).allowed);
-  limiter.drain(out, 100);
-  limiter.begin_anew(begun_by_peer(out.at(0), 1));
+  limiter.replica_side().drain(out, 100);
+  limiter.replica_side().begin_anew(begun_by_peer(out.at(0), 1));
   ASSERT_TRUE(limiter.check(Ask({{"key", "k"}}, 2).request, kNow).allowed);
-  limiter.drain(out, 100);
+  limiter.replica_side().drain(out, 100);
   ASSERT_EQ(out.size(), 2u);
   EXPECT_EQ(out[1].value, 2u);
   EXPECT_GT(out[1].birth, out[0].birth);
@@ -464,11 +464,11 @@ TEST(Limiter, AnOwnCountComesWithACheckpointThatCountsIt) {
   Ask ask({{"key", "k"}}, 3);
   std::vector<crdt::OwnCount> out;
   ASSERT_TRUE(limiter.check(ask.request, kNow).allowed);
-  limiter.drain(out, 100);
+  limiter.replica_side().drain(out, 100);
   ASSERT_TRUE(limiter.check(ask.request, kNow).allowed);
   // The peer counts more units, but none of these.
-  limiter.absorb(begun_by_peer(out.at(0), 9));
-  limiter.drain(out, 100);
+  limiter.replica_side().absorb(begun_by_peer(out.at(0), 9));
+  limiter.replica_side().drain(out, 100);
   ASSERT_EQ(out.size(), 2u);
   EXPECT_EQ(out[1].value, 6u);
   EXPECT_EQ(out[1].bucket.checkpoint.counted, 6u);
@@ -577,7 +577,7 @@ TEST(Limiter, ALogRemembersEachAdmission) {
   EXPECT_TRUE(limiter.check(ask.request, kNow + 7).allowed);
   EXPECT_EQ(limiter.check(ask.request, kNow + 10).statuses[0].retry_after, kMinute - 10);
   std::vector<crdt::OwnCount> counts;
-  limiter.drain(counts, 10);
+  limiter.replica_side().drain(counts, 10);
   ASSERT_EQ(counts.size(), 2u);
   EXPECT_EQ(counts[0].cell.epoch, (crdt::Epoch{kNow, kNow + kMinute}));
   EXPECT_EQ(counts[0].value, 2u);
@@ -586,14 +586,14 @@ TEST(Limiter, ALogRemembersEachAdmission) {
   crdt::Cell cell;
   cell.id = {limiter.series_of(0, ask.request), {kNow + 5, kNow + 5 + kMinute}};
   cell.raise({{2, 2}, 0}, 1);
-  limiter.absorb(cell);
+  limiter.replica_side().absorb(cell);
   EXPECT_EQ(limiter.used(0, ask.request, kNow + 10), 4u);
   EXPECT_EQ(limiter.check(ask.request, kNow + kMinute).statuses[0].remaining, 0u);
   EXPECT_EQ(limiter.check(ask.request, kNow + kMinute + 4).statuses[0].retry_after, 1);
   EXPECT_EQ(limiter.used(0, ask.request, kNow + kMinute + 4), 3u);
   EXPECT_EQ(limiter.sweep(kNow + 3 * kMinute), 0u);
   counts.clear();
-  limiter.drain(counts, 10);
+  limiter.replica_side().drain(counts, 10);
   EXPECT_EQ(limiter.sweep(kNow + 3 * kMinute), 1u);
 }
 

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
-#include <weir/limits/limiter.h>
 #include <weir/limits/limiter/published.h>
+#include <weir/limits/replica_side.h>
 #include <weir/limits/test_util.h>
 
 #include <atomic>
@@ -104,7 +104,7 @@ TEST_P(EveryAlgorithm, ARuleThatGoesLeavesItsCountsForWhenItComesBack) {
   EXPECT_EQ(under.limiter.counters(0).allowed, 2u);  // the first check and the peek
   under.reload({});
   std::vector<crdt::OwnCount> drained;
-  under.limiter.drain(drained, 10);
+  under.limiter.replica_side().drain(drained, 10);
   under.limiter.sweep(kNow + kHour);
   EXPECT_EQ(under.limiter.series_count(), 0u);
   under.reload({rule(10, algorithm())});

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
-#include <weir/limits/limiter.h>
 #include <weir/limits/limiter/tickets.h>
+#include <weir/limits/replica_side.h>
 #include <weir/limits/test_util.h>
 
 #include <map>
@@ -42,7 +42,7 @@ struct Under {
   }
   std::vector<crdt::OwnCount> drain() {
     std::vector<crdt::OwnCount> out;
-    limiter.drain(out, 100);
+    limiter.replica_side().drain(out, 100);
     return out;
   }
 };
@@ -300,7 +300,8 @@ TEST(Reserve, AFreshIncarnationKeepsWhatIsHeld) {
     ASSERT_TRUE(node.check(2));
     Ticket ticket = node.reserve(5);
     node.drain();
-    node.limiter.rebase({7, 2}, [](const crdt::CellId&, const crdt::SlotId&) { return 2; });
+    node.limiter.replica_side().rebase({7, 2},
+                                       [](const crdt::CellId&, const crdt::SlotId&) { return 2; });
     EXPECT_EQ(node.used(0), 7u);
     node.limiter.settle(ticket, 4, kNow);
     EXPECT_EQ(node.used(0), 6u);

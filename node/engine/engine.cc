@@ -4,6 +4,7 @@
 #include <charconv>
 #include <utility>
 
+#include <weir/limits/replica_side.h>
 #include <weir/limits/algorithms/window.h>
 
 namespace weir::node {
@@ -240,7 +241,7 @@ void Engine::pump(Nanos wall) {
 bool Engine::drain(Nanos now) {
   for (bool more = true; more;) {
     counts_.clear();
-    more = limiter_->drain(counts_, kDrainBatch);
+    more = limiter_->replica_side().drain(counts_, kDrainBatch);
     if (!counts_.empty()) {
       last_write_ = std::max(last_write_, replica_->count(counts_, now));
       dispatch();
@@ -261,7 +262,7 @@ void Engine::dispatch() {
     store_->append(std::move(write));
   }
   for (const crdt::CellId& id : out.begun_anew) {
-    if (const crdt::Cell* cell = replica_->find(id)) limiter_->begin_anew(*cell);
+    if (const crdt::Cell* cell = replica_->find(id)) limiter_->replica_side().begin_anew(*cell);
   }
   for (const crdt::OwnCount& count : out.durable) escrow_->told_durable(count);
   for (const crdt::CellId& id : out.changed) {
@@ -269,7 +270,7 @@ void Engine::dispatch() {
     const crdt::Cell* cell = replica_->find(id);
     Growth growth;
     if (cell == nullptr) continue;
-    if (!limiter_->absorb(*cell, growth)) ++unabsorbed_;
+    if (!limiter_->replica_side().absorb(*cell, growth)) ++unabsorbed_;
     std::lock_guard lock(over_admission_mutex_);
     over_admission_.grew(growth.rule, growth.units);
   }
@@ -309,7 +310,7 @@ void Engine::renew(Nanos now) {
 void Engine::reincarnate(const crdt::Incarnation& fresh, bool memory_only, Nanos now) {
   ++reincarnations_;
   replica_->reincarnate(fresh, memory_only);
-  limiter_->rebase(fresh, [this](const crdt::CellId& id, const crdt::SlotId& slot) {
+  limiter_->replica_side().rebase(fresh, [this](const crdt::CellId& id, const crdt::SlotId& slot) {
     const crdt::Cell* cell = replica_->find(id);
     return cell == nullptr ? std::uint64_t{0} : cell->value_of(slot);
   });

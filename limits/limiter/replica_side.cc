@@ -1,0 +1,62 @@
+#include <weir/limits/replica_side.h>
+
+#include <weir/limits/limiter/limiter_impl.h>
+
+namespace weir {
+
+void ReplicaSide::told_durable(const crdt::OwnCount& count) {
+  impl_->told_durable(count);
+}
+
+void ReplicaSide::set_grant_state(const EscrowGrantState& state) {
+  impl_->open = state.open;
+  impl_->stopped = state.stopped;
+  impl_->disk = state.disk;
+  impl_->fence_time = state.fence_time;
+  impl_->gives_ahead = state.ahead;
+  impl_->since = state.since;
+}
+
+std::optional<std::uint64_t> ReplicaSide::absorb_rows(const crdt::CellId& cell,
+                                                      const EscrowOthers& others) {
+  return impl_->absorb_rows(cell, others);
+}
+
+std::uint64_t ReplicaSide::give_rights(const crdt::SeriesId& rule, const crdt::CellId& cell,
+                                       const crdt::Incarnation& to, std::uint64_t wanted, Nanos now,
+                                       bool all) {
+  return impl_->give_rights(rule, cell, to, wanted, now, all);
+}
+
+std::vector<RightsLeft> ReplicaSide::rights_left(Nanos now, std::size_t max) {
+  return impl_->rights_left(now, max);
+}
+
+void ReplicaSide::rights_needed(Nanos now, Nanos lead, std::vector<RightsNeed>& out) {
+  impl_->look_ahead(now, lead);
+  impl_->needs.take_due(now, lead, out);
+}
+
+bool ReplicaSide::drain(std::vector<crdt::OwnCount>& out, std::size_t max) {
+  return impl_->drain(out, max);
+}
+
+bool ReplicaSide::absorb(const crdt::Cell& cell) {
+  Growth growth;
+  return impl_->absorb(cell, growth);
+}
+
+bool ReplicaSide::absorb(const crdt::Cell& cell, Growth& growth) {
+  growth = {};
+  return impl_->absorb(cell, growth);
+}
+
+void ReplicaSide::begin_anew(const crdt::Cell& cell) {
+  impl_->begin_anew(cell);
+}
+
+void ReplicaSide::rebase(const crdt::Incarnation& fresh, const DurableCount& durable) {
+  impl_->rebase(fresh, durable);
+}
+
+}  // namespace weir
