@@ -50,19 +50,19 @@ class ModelDisk final : public storage::Store {
       for (const crdt::Cell& cell : write.delta.cells) crdt::join(cells_[cell.id], cell);
     }
     queue_.clear();
-    return last;
-  }
-  /// Units in all cells that are durable.
-  std::uint64_t units() const {
     std::uint64_t sum = 0;
     for (const auto& [id, cell] : cells_) sum += cell.total();
-    return sum;
+    units_ = sum;
+    return last;
   }
+  /// Units in all cells that are durable. Any thread.
+  std::uint64_t units() const { return units_; }
 
  private:
   storage::StoreEvents events_;
   std::vector<crdt::Write> queue_;
   std::map<crdt::CellId, crdt::Cell> cells_;
+  std::atomic<std::uint64_t> units_{0};
 };
 
 /// Other members, who answer when the test says so.
