@@ -27,6 +27,21 @@ class CellTable {
     }
   }
 
+  /// Brings what find() reads first closer; then what it reads next, of which it says what it is
+  /// if the hash alone decides.
+  void fetch(std::uint64_t hash) const {
+    if (!places_.empty()) __builtin_prefetch(&places_[home(hash)]);
+  }
+  const Entry* fetch_entry(std::uint64_t hash) const {
+    for (std::size_t at = home(hash);; at = next(at)) {
+      if (at >= places_.size() || !places_[at].entry) return nullptr;
+      if (places_[at].hash != hash) continue;
+      auto* bytes = reinterpret_cast<const char*>(places_[at].entry.get());
+      for (std::size_t i = 0; i < sizeof(Entry); i += 64) __builtin_prefetch(bytes + i);
+      return places_[at].entry.get();
+    }
+  }
+
   /// There must be none with this id.
   Entry& add(std::uint64_t hash, const CellId& id) {
     if ((size_ + 1) * 8 > places_.size() * 7) resize(places_.empty() ? 4 : places_.size() * 2);

@@ -1,6 +1,7 @@
 #include <weir/crdt/replica.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <deque>
 #include <tuple>
@@ -65,7 +66,7 @@ struct Table {
 
 struct PendingCount {
   OwnCount own;
-  Entry* entry = nullptr;  // of a bucket that was held when it was counted
+  Entry* entry = nullptr;  // the cell's, if it has one
 };
 
 struct Pending {
@@ -220,10 +221,44 @@ struct Replica::Impl {
     return mix64(hash, static_cast<std::uint64_t>(id.epoch.expiry));
   }
 
-  Entry* lookup(const CellId& id) {
+  Entry* lookup(const CellId& id) const {
     auto group = groups.find(group_of(id));
     if (group == groups.end()) return nullptr;
     return group->second.cells.find(hash_of(id), id);
+  }
+
+  /// Finds the entries of the counts, or null. Some at a time take each step together, so that
+  /// their misses of the cache overlap: most of what a count costs is waiting for memory.
+  void look_up(std::span<PendingCount> counts) const {
+    constexpr std::size_t kTogether = 16;
+    struct Probe {
+      const Table* table = nullptr;
+      std::uint64_t hash = 0;
+      const Entry* entry = nullptr;
+    };
+    std::array<Probe, kTogether> probes;
+    while (!counts.empty()) {
+      std::span<PendingCount> some = counts.first(std::min(kTogether, counts.size()));
+      counts = counts.subspan(some.size());
+      for (std::size_t i = 0; i < some.size(); ++i) {
+        const CellId& id = some[i].own.cell;
+        auto group = groups.find(group_of(id));
+        probes[i] = {group == groups.end() ? nullptr : &group->second, hash_of(id), nullptr};
+        if (probes[i].table != nullptr) probes[i].table->cells.fetch(probes[i].hash);
+      }
+      std::span<Probe> used = std::span(probes).first(some.size());
+      for (Probe& probe : used) {
+        if (probe.table != nullptr) probe.entry = probe.table->cells.fetch_entry(probe.hash);
+      }
+      for (const Probe& probe : used) {
+        if (probe.entry != nullptr) __builtin_prefetch(probe.entry->cell.slots.data());
+      }
+      for (std::size_t i = 0; i < some.size(); ++i) {
+        const Probe& probe = probes[i];
+        if (probe.entry == nullptr) continue;
+        some[i].entry = probe.table->cells.find(probe.hash, some[i].own.cell);
+      }
+    }
   }
 
   Entry& hold(const CellId& id, const BucketState& bucket) {
@@ -281,17 +316,22 @@ struct Replica::Impl {
   }
 
   WriteId count(std::span<const OwnCount> counts) {
+    std::vector<PendingCount> waiting;
+    waiting.reserve(counts.size());
+    for (const OwnCount& own : counts) waiting.push_back({own, nullptr});
+    look_up(waiting);
     if (memory_only) {
-      for (const OwnCount& own : counts) apply_own(own, nullptr, ~WriteId{0});
+      for (const auto& [own, entry] : waiting) apply_own(own, entry, ~WriteId{0});
       return 0;
     }
     DeltaPacker packer(members);
-    std::vector<PendingCount> waiting;
-    waiting.reserve(counts.size());
-    for (const OwnCount& own : counts) {
-      Entry* entry = own.cell.is_bucket() ? await(own.cell) : nullptr;
+    for (auto& [own, entry] : waiting) {
+      if (own.cell.is_bucket()) {
+        ++(entry != nullptr ? entry->pending : pending_unheld[own.cell]);
+      } else {
+        entry = nullptr;  // it may have ended when the count is there
+      }
       packer.add(written_of(own, entry));
-      waiting.push_back({own, entry});
     }
     WriteId id = put_write(packer.take());
     pending.push_back({id, std::move(waiting)});
@@ -309,22 +349,14 @@ struct Replica::Impl {
     return cell;
   }
 
-  /// One more own count of a bucket waits for the disk. Returns the bucket's entry, if it has one.
-  Entry* await(const CellId& id) {
-    Entry* entry = lookup(id);
-    ++(entry != nullptr ? entry->pending : pending_unheld[id]);
-    return entry;
-  }
-
-  /// One of those is there. `entry`: what await() returned. Returns what it would return now.
-  Entry* arrived(const CellId& id, Entry* entry) {
-    if (entry == nullptr) entry = lookup(id);
+  /// An own count of a bucket waits for the disk no longer.
+  void arrived(const PendingCount& count) {
+    Entry* entry = count.entry != nullptr ? count.entry : lookup(count.own.cell);
     if (entry != nullptr) {
       --entry->pending;
-    } else if (auto at = pending_unheld.find(id); --at->second == 0) {
+    } else if (auto at = pending_unheld.find(count.own.cell); --at->second == 0) {
       pending_unheld.erase(at);
     }
-    return entry;
   }
 
   /// `entry`: the cell's, or null if that is not known.
@@ -407,9 +439,11 @@ struct Replica::Impl {
   void persisted(WriteId upto, Nanos now) {
     last_persisted = std::max(last_persisted, std::min(upto, last_write));
     while (!pending.empty() && pending.front().write <= last_persisted) {
-      for (const auto& [own, counted_on] : pending.front().counts) {
-        Entry* entry = own.cell.is_bucket() ? arrived(own.cell, counted_on) : nullptr;
-        apply_own(own, entry, pending.front().write);
+      std::span<PendingCount> counts = pending.front().counts;
+      look_up(counts);
+      for (const PendingCount& count : counts) {
+        if (count.own.cell.is_bucket()) arrived(count);
+        apply_own(count.own, count.entry, pending.front().write);
       }
       pending.pop_front();
     }
@@ -911,8 +945,8 @@ void Replica::reincarnate(const Incarnation& fresh, bool memory_only) {
   impl_->stream.clear();
   impl_->stream_floor = impl_->head;
   for (const Pending& batch : impl_->pending) {
-    for (const auto& [own, entry] : batch.counts) {
-      if (own.cell.is_bucket()) impl_->arrived(own.cell, entry);
+    for (const PendingCount& count : batch.counts) {
+      if (count.own.cell.is_bucket()) impl_->arrived(count);
     }
   }
   impl_->pending.clear();

@@ -436,7 +436,7 @@ LAW(20, "nor through limiters, replicas and buckets that drained", "a bucket beg
   std::size_t node = 0;
   for (int step = *one_of<int>({60, 5, 20}).as("steps"); step > 0; --step) {
     Nanos pause = *between<Nanos>(0, 300) * kMillisecond;
-    if (*chance(6)) pause = *between<Nanos>(5000, 9000) * kMillisecond;
+    if (*chance(10)) pause = *between<Nanos>(1500, 6000) * kMillisecond;
     mesh.advance(pause);
     if (*chance(5)) node = *between<std::size_t>(0, mesh.size() - 1);
     if (mesh.check(node, "k", *between<std::uint64_t>(1, 2)).allowed) consumers.insert(node);

@@ -114,6 +114,10 @@ void Mesh::boot(std::size_t i) {
     limiter.shares = std::make_shared<const crdt::ShareTable>(std::move(holders));
     limiter.self = members_[i];
     node.limiter = std::make_unique<Limiter>(options_.rules, limiter);
+    // No two sweep in step, nor with the full second.
+    node.next_sweep =
+        now_ + static_cast<Nanos>(crdt::mix64(options_.seed, i) %
+                                  static_cast<std::uint64_t>(options_.sweep_interval));
   }
   crdt::Delta held;
   for (const auto& [id, cell] : node.disk) held.cells.push_back(cell);
