@@ -22,6 +22,9 @@ namespace schema = rpc::schema;
 constexpr std::size_t kMaxAnswerBytes = 6u << 20;
 /// What a request and its reply take besides text and entries.
 constexpr std::size_t kBytesPerRequest = sizeof(Request) + 2 * sizeof(Reply) + sizeof(std::size_t);
+/// Requests of several calls that are decided together, before the last call's are added: a read
+/// may bring hundreds of calls whose requests take no room in it.
+constexpr std::size_t kMostTogether = 256;
 constexpr auto kSweepInterval = 500 * kj::MILLISECONDS;
 /// The ordinal of Service.check.
 constexpr std::uint16_t kCheckMethod = 0;
@@ -116,6 +119,7 @@ class Batch {
     }
     return requests_;
   }
+  std::size_t size() const { return requests_.size(); }
   /// About what a copy takes.
   std::size_t bytes() const { return bytes_ + entries_.size() * sizeof(Entry); }
 
@@ -540,6 +544,8 @@ CapnpFront::Impl& CapnpFront::Impl::ServiceImpl::expect_room(std::size_t request
 }
 
 void CapnpFront::Impl::Checks::call(std::uint32_t id, capnp::AnyPointer::Reader parameters) {
+  // It may have been forgotten in this turn, and goes with its connection in a later event.
+  if (client_.front == nullptr) return;
   Impl& front = *client_.front;
   auto requests = parameters.getAs<schema::Service::CheckParams>().getRequests();
   ++front.counters.calls;
@@ -556,12 +562,15 @@ void CapnpFront::Impl::Checks::call(std::uint32_t id, capnp::AnyPointer::Reader 
   }
   pending_.push_back({id, batch_.add(requests)});
   front.counters.malformed += pending_.back().requests.malformed.size();
+  if (pending_.size() >= front.limits.calls_per_connection || batch_.size() >= kMostTogether) {
+    calls_end();
+  }
 }
 
 /// Decides what `call` gathered. Where something waits, all of these calls do, and take their
 /// places among those that are bounded.
 void CapnpFront::Impl::Checks::calls_end() {
-  if (pending_.empty()) return;
+  if (pending_.empty() || client_.front == nullptr) return;
   Impl& front = *client_.front;
   const std::size_t bytes = batch_.bytes();
   std::vector<Call> calls = std::exchange(pending_, {});

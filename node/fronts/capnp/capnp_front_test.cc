@@ -1,8 +1,11 @@
 #include <weir/node/fronts/capnp/capnp_front.h>
 #include <weir/node/fronts/capnp/test_service.h>
 
+#include <capnp/rpc.capnp.h>
+#include <capnp/serialize.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <deque>
 #include <random>
 
@@ -460,6 +463,76 @@ TEST_F(HostileTest, MutatedCallsNeverKill) {
   }
   EXPECT_GT(handler_.calls, 0) << "some mutations are harmless";
   expect_alive();
+}
+
+std::vector<unsigned char> framed(capnp::MessageBuilder& message) {
+  auto words = capnp::messageToFlatArray(message);
+  auto bytes = words.asBytes();
+  return {bytes.begin(), bytes.end()};
+}
+
+/// A first message, and calls of check on its answer: `requests` of no size in each.
+std::vector<unsigned char> calls_of_nothing(std::uint32_t calls, std::uint32_t requests) {
+  capnp::MallocMessageBuilder first;
+  first.initRoot<capnp::rpc::Message>().initBootstrap().setQuestionId(0);
+  std::vector<unsigned char> out = framed(first);
+  for (std::uint32_t id = 1; id <= calls; ++id) {
+    capnp::MallocMessageBuilder message;
+    auto call = message.initRoot<capnp::rpc::Message>().initCall();
+    call.setQuestionId(id);
+    call.setInterfaceId(capnp::typeId<schema::Service>());
+    call.initTarget().initPromisedAnswer().setQuestionId(0);
+    auto list = call.initParams().getContent().initAs<capnp::AnyStruct>(0, 1);
+    list.getPointerSection()[0].initAs<capnp::List<capnp::Void>>(requests);
+    auto bytes = framed(message);
+    out.insert(out.end(), bytes.begin(), bytes.end());
+  }
+  return out;
+}
+
+TEST_F(HostileTest, CallsThatTakeNoRoomAreNotDecidedAllAtOnce) {
+  struct Sized final : Service {
+    void check(std::span<const weir::Request> requests, std::span<const std::size_t> parts,
+               const Caller&, CheckDone done) override {
+      most = std::max(most, requests.size());
+      all += requests.size();
+      std::vector<Reply> replies(requests.size());
+      auto rest = std::span(replies);
+      for (std::size_t part = 0; part < parts.size(); rest = rest.subspan(parts[part++])) {
+        done(part, rest.first(parts[part]));
+      }
+    }
+    void reserve(const weir::Request&, Nanos, const Caller&, Done<ReserveReply>) override {}
+    void settle(std::string_view, std::uint64_t, const Caller&, Done<SettleReply>) override {}
+    void lease(const weir::Request&, const LeaseTerms&, const Caller&, Done<LeaseReply>) override {}
+    void rules(std::string_view, const Caller&, Done<RulesReply>) override {}
+    void status(const Caller&, Done<std::string>) override {}
+    std::size_t most = 0;
+    std::size_t all = 0;
+  } sized;
+  for (std::uint32_t requests : {0u, 3u, 1024u}) {
+    sized.most = sized.all = 0;
+    CapnpFront front(loop_, sized);
+    std::string error;
+    ASSERT_TRUE(front.start("127.0.0.1:0", Sharing::alone, error)) << error;
+    net::RawSocket socket(net::local(front.port()));
+    ASSERT_TRUE(socket.send(calls_of_nothing(200, requests)));
+    EXPECT_TRUE(eventually([&] { return front.counters().calls == 200; }));
+    EXPECT_TRUE(eventually([&] { return sized.all == 200 * requests || socket.ended(); }));
+    EXPECT_GT(sized.all, requests > 0 ? 100u : 0u);
+    EXPECT_LE(sized.most, 256u + 1024u);
+  }
+}
+
+TEST_F(HostileTest, CallsThatArriveWhileItStops) {
+  for (int i = 0; i < 20; ++i) {
+    start();
+    net::RawSocket socket(net::local(server_->port()));
+    ASSERT_TRUE(eventually([&] { return server_->connections() == 1; }));
+    ASSERT_TRUE(socket.send(calls_of_nothing(3, 1)));
+    loop_.post([this] { server_->stop(); });
+    EXPECT_TRUE(eventually([&] { return socket.ended(); }));
+  }
 }
 
 TEST_F(HostileTest, SlowSendersAreCutOff) {
