@@ -391,6 +391,226 @@ bool decode_writers(schema::Delta::Reader in, std::vector<crdt::Incarnation>& wr
   return true;
 }
 
+/// Members may be described that have no slot here, and slots sent whose member is not known.
+bool encode_writers(const crdt::Delta& delta, const WriterTable& writers,
+                    schema::Delta::Builder out, std::string& error) {
+  std::map<crdt::Member, std::uint32_t> names;
+  for (const auto& [id, member] : delta.members) {
+    if (!id) return fail(error, "a member's incarnation is zero");
+    if (member.region.size() > kMaxName || member.node.size() > kMaxName) {
+      return fail(error, "a member has a long name");
+    }
+    names.try_emplace(member, static_cast<std::uint32_t>(names.size()));
+  }
+  if (names.size() > kMaxDeltaMembers) return fail(error, "too many members");
+  auto members = out.initMembers(count(names.size()));
+  for (const auto& [member, index] : names) write(member, members[index]);
+  auto hi = out.initWriterHi(count(writers.ids().size()));
+  auto lo = out.initWriterLo(count(writers.ids().size()));
+  auto owner = out.initWriterMember(count(writers.ids().size()));
+  for (std::size_t i = 0; i < writers.ids().size(); ++i) {
+    hi.set(count(i), writers.ids()[i].hi);
+    lo.set(count(i), writers.ids()[i].lo);
+    auto member = delta.members.find(writers.ids()[i]);
+    owner.set(count(i), member == delta.members.end() ? kNoMember : names.at(member->second));
+  }
+  return true;
+}
+
+/// The columns of a delta's cells, filled cell by cell.
+class CellsOut {
+ public:
+  struct Size {
+    std::size_t cells = 0;
+    std::size_t slots = 0;
+    std::size_t buckets = 0;
+    bool births = false;  ///< slots that have one
+  };
+  static Size size_of(const crdt::Delta& delta) {
+    Size out;
+    out.cells = delta.cells.size();
+    for (const crdt::Cell& cell : delta.cells) {
+      out.slots += cell.slots.size();
+      out.buckets += cell.id.is_bucket() ? 1 : 0;
+      for (const crdt::Slot& slot : cell.slots) out.births |= slot.id.birth != 0;
+    }
+    return out;
+  }
+
+  CellsOut(schema::Delta::Builder out, const Size& size, WriterTable& writers)
+      : writers_(writers),
+        series_hi_(out.initSeriesHi(count(size.cells))),
+        series_lo_(out.initSeriesLo(count(size.cells))),
+        start_(out.initEpochStart(count(size.cells))),
+        expiry_(out.initEpochExpiry(count(size.cells))),
+        slot_count_(out.initSlotCount(count(size.cells))),
+        slot_writer_(out.initSlotWriter(count(size.slots))),
+        slot_value_(out.initSlotValue(count(size.slots))),
+        counted_(out.initBucketCounted(count(size.buckets))),
+        checked_(out.initBucketAt(count(size.buckets))),
+        debt_hi_(out.initBucketDebtHi(count(size.buckets))),
+        debt_lo_(out.initBucketDebtLo(count(size.buckets))),
+        touched_(out.initBucketTouched(count(size.buckets))),
+        bucket_expiry_(out.initBucketExpiry(count(size.buckets))),
+        births_(size.births) {
+    if (births_) slot_birth_ = out.initSlotBirth(count(size.slots));
+  }
+
+  void add(const crdt::Cell& cell) {
+    series_hi_.set(cell_, cell.id.series.hi);
+    series_lo_.set(cell_, cell.id.series.lo);
+    start_.set(cell_, cell.id.epoch.start);
+    expiry_.set(cell_, cell.id.epoch.expiry);
+    slot_count_.set(cell_, count(cell.slots.size()));
+    ++cell_;
+    for (const crdt::Slot& slot : cell.slots) {
+      slot_writer_.set(slot_, writers_.index(slot.id.writer));
+      slot_value_.set(slot_, slot.value);
+      if (births_) slot_birth_.set(slot_, slot.id.birth);
+      ++slot_;
+    }
+    if (cell.id.is_bucket()) add(cell.bucket);
+  }
+
+ private:
+  using UInt32s = capnp::List<std::uint32_t>::Builder;
+  using UInt64s = capnp::List<std::uint64_t>::Builder;
+  using Int64s = capnp::List<std::int64_t>::Builder;
+
+  void add(const crdt::BucketState& state) {
+    counted_.set(bucket_, state.checkpoint.counted);
+    checked_.set(bucket_, state.checkpoint.at);
+    debt_hi_.set(bucket_, static_cast<std::uint64_t>(state.checkpoint.debt >> 64));
+    debt_lo_.set(bucket_, static_cast<std::uint64_t>(state.checkpoint.debt));
+    touched_.set(bucket_, state.touched);
+    bucket_expiry_.set(bucket_, state.expiry);
+    ++bucket_;
+  }
+
+  WriterTable& writers_;
+  UInt64s series_hi_;
+  UInt64s series_lo_;
+  Int64s start_;
+  Int64s expiry_;
+  UInt32s slot_count_;
+  UInt32s slot_writer_;
+  UInt64s slot_birth_;
+  UInt64s slot_value_;
+  UInt64s counted_;
+  Int64s checked_;
+  UInt64s debt_hi_;
+  UInt64s debt_lo_;
+  Int64s touched_;
+  Int64s bucket_expiry_;
+  const bool births_;
+  capnp::uint cell_ = 0;
+  capnp::uint slot_ = 0;
+  capnp::uint bucket_ = 0;
+};
+
+/// The columns of a delta's cells as they came: of any length, until check() has compared them.
+class CellsIn {
+ public:
+  explicit CellsIn(schema::Delta::Reader in)
+      : series_hi_(in.getSeriesHi()),
+        series_lo_(in.getSeriesLo()),
+        start_(in.getEpochStart()),
+        expiry_(in.getEpochExpiry()),
+        slot_count_(in.getSlotCount()),
+        slot_writer_(in.getSlotWriter()),
+        slot_birth_(in.getSlotBirth()),
+        slot_value_(in.getSlotValue()),
+        counted_(in.getBucketCounted()),
+        checked_(in.getBucketAt()),
+        debt_hi_(in.getBucketDebtHi()),
+        debt_lo_(in.getBucketDebtLo()),
+        touched_(in.getBucketTouched()),
+        bucket_expiry_(in.getBucketExpiry()) {}
+
+  std::size_t size() const { return series_hi_.size(); }
+
+  bool check(std::string& error) const {
+    const auto cells = series_hi_.size();
+    if (cells > crdt::kMaxDeltaCells) return fail(error, "too many cells in a delta");
+    if (series_lo_.size() != cells || start_.size() != cells || expiry_.size() != cells ||
+        slot_count_.size() != cells) {
+      return fail(error, "cell columns differ in length");
+    }
+    const auto slots = slot_value_.size();
+    if (slots > crdt::kMaxDeltaSlots) return fail(error, "too many slots in a delta");
+    if (slot_writer_.size() != slots || (slot_birth_.size() != slots && slot_birth_.size() != 0)) {
+      return fail(error, "slot columns differ in length");
+    }
+    const auto buckets = counted_.size();
+    if (buckets > cells) return fail(error, "more buckets than cells");
+    if (checked_.size() != buckets || debt_hi_.size() != buckets || debt_lo_.size() != buckets ||
+        touched_.size() != buckets || bucket_expiry_.size() != buckets) {
+      return fail(error, "bucket columns differ in length");
+    }
+    return true;
+  }
+
+  bool next(const std::vector<crdt::Incarnation>& writers, crdt::Cell& out, std::string& error) {
+    const auto named = [cell = cell_](const char* what) { return at("cell", cell) + what; };
+    out.id = {{series_hi_[cell_], series_lo_[cell_]}, {start_[cell_], expiry_[cell_]}};
+    const std::uint32_t slots = slot_count_[cell_];
+    ++cell_;
+    if (slots > slot_value_.size() - slot_) {
+      return fail(error, named(" has more slots than there are"));
+    }
+    out.slots.resize(slots);
+    for (crdt::Slot& slot : out.slots) {
+      const std::uint32_t writer = slot_writer_[slot_];
+      if (writer >= writers.size()) return fail(error, at("slot", slot_) + " has no listed writer");
+      const std::uint64_t birth = slot_birth_.size() != 0 ? slot_birth_[slot_] : 0;
+      slot = {{writers[writer], birth}, slot_value_[slot_]};
+      ++slot_;
+    }
+    if (out.id.is_bucket()) {
+      if (bucket_ == counted_.size()) return fail(error, named(" is a bucket without its row"));
+      next(out.bucket);
+    }
+    return crdt::valid(out) || fail(error, named(" is not valid"));
+  }
+
+  /// Behind the last cell: nothing is left over.
+  bool done(std::string& error) const {
+    if (slot_ != slot_value_.size()) return fail(error, "slots that belong to no cell");
+    if (bucket_ != counted_.size()) return fail(error, "bucket rows that belong to no cell");
+    return true;
+  }
+
+ private:
+  using UInt32s = capnp::List<std::uint32_t>::Reader;
+  using UInt64s = capnp::List<std::uint64_t>::Reader;
+  using Int64s = capnp::List<std::int64_t>::Reader;
+
+  void next(crdt::BucketState& out) {
+    const auto debt = static_cast<crdt::DebtTicks>(debt_hi_[bucket_]) << 64 | debt_lo_[bucket_];
+    out = {
+        {counted_[bucket_], checked_[bucket_], debt}, touched_[bucket_], bucket_expiry_[bucket_]};
+    ++bucket_;
+  }
+
+  UInt64s series_hi_;
+  UInt64s series_lo_;
+  Int64s start_;
+  Int64s expiry_;
+  UInt32s slot_count_;
+  UInt32s slot_writer_;
+  UInt64s slot_birth_;
+  UInt64s slot_value_;
+  UInt64s counted_;
+  Int64s checked_;
+  UInt64s debt_hi_;
+  UInt64s debt_lo_;
+  Int64s touched_;
+  Int64s bucket_expiry_;
+  capnp::uint cell_ = 0;
+  capnp::uint slot_ = 0;
+  capnp::uint bucket_ = 0;
+};
+
 }  // namespace
 
 crdt::Incarnation read(schema::Incarnation::Reader in) {
@@ -416,89 +636,17 @@ void write(const crdt::Member& member, schema::Member::Builder out) {
 }
 
 bool encode(const crdt::Delta& delta, schema::Delta::Builder out, std::string& error) {
-  std::size_t slot_total = 0;
-  std::size_t bucket_total = 0;
-  bool births = false;
-  for (const auto& cell : delta.cells) {
-    slot_total += cell.slots.size();
-    bucket_total += cell.id.is_bucket() ? 1 : 0;
-  }
-  if (delta.cells.size() > crdt::kMaxDeltaCells) return fail(error, "too many cells in a delta");
-  if (slot_total > crdt::kMaxDeltaSlots) return fail(error, "too many slots in a delta");
+  const CellsOut::Size size = CellsOut::size_of(delta);
+  if (size.cells > crdt::kMaxDeltaCells) return fail(error, "too many cells in a delta");
+  if (size.slots > crdt::kMaxDeltaSlots) return fail(error, "too many slots in a delta");
   WriterTable writers(delta);
   if (writers.ids().size() > kMaxDeltaWriters) return fail(error, "too many writers");
-
-  auto series_hi = out.initSeriesHi(count(delta.cells.size()));
-  auto series_lo = out.initSeriesLo(count(delta.cells.size()));
-  auto start = out.initEpochStart(count(delta.cells.size()));
-  auto expiry = out.initEpochExpiry(count(delta.cells.size()));
-  auto slot_count = out.initSlotCount(count(delta.cells.size()));
-  auto slot_writer = out.initSlotWriter(count(slot_total));
-  auto slot_value = out.initSlotValue(count(slot_total));
-  auto counted = out.initBucketCounted(count(bucket_total));
-  auto checked = out.initBucketAt(count(bucket_total));
-  auto debt_hi = out.initBucketDebtHi(count(bucket_total));
-  auto debt_lo = out.initBucketDebtLo(count(bucket_total));
-  auto touched = out.initBucketTouched(count(bucket_total));
-  auto bucket_expiry = out.initBucketExpiry(count(bucket_total));
-
-  capnp::uint slot = 0;
-  capnp::uint bucket = 0;
+  CellsOut cells(out, size, writers);
   for (std::size_t i = 0; i < delta.cells.size(); ++i) {
-    const crdt::Cell& cell = delta.cells[i];
-    if (!crdt::valid(cell)) return fail(error, at("cell", i) + " is not valid");
-    series_hi.set(count(i), cell.id.series.hi);
-    series_lo.set(count(i), cell.id.series.lo);
-    start.set(count(i), cell.id.epoch.start);
-    expiry.set(count(i), cell.id.epoch.expiry);
-    slot_count.set(count(i), count(cell.slots.size()));
-    for (const crdt::Slot& s : cell.slots) {
-      slot_writer.set(slot, writers.index(s.id.writer));
-      slot_value.set(slot, s.value);
-      births |= s.id.birth != 0;
-      ++slot;
-    }
-    if (cell.id.is_bucket()) {
-      const crdt::BucketState& state = cell.bucket;
-      counted.set(bucket, state.checkpoint.counted);
-      checked.set(bucket, state.checkpoint.at);
-      debt_hi.set(bucket, static_cast<std::uint64_t>(state.checkpoint.debt >> 64));
-      debt_lo.set(bucket, static_cast<std::uint64_t>(state.checkpoint.debt));
-      touched.set(bucket, state.touched);
-      bucket_expiry.set(bucket, state.expiry);
-      ++bucket;
-    }
+    if (!crdt::valid(delta.cells[i])) return fail(error, at("cell", i) + " is not valid");
+    cells.add(delta.cells[i]);
   }
-  if (births) {
-    auto birth = out.initSlotBirth(count(slot_total));
-    slot = 0;
-    for (const auto& cell : delta.cells) {
-      for (const auto& s : cell.slots) birth.set(slot++, s.id.birth);
-    }
-  }
-
-  // Members may be described that have no slot here, and slots sent whose member is not known.
-  std::map<crdt::Member, std::uint32_t> names;
-  for (const auto& [id, member] : delta.members) {
-    if (!id) return fail(error, "a member's incarnation is zero");
-    if (member.region.size() > kMaxName || member.node.size() > kMaxName) {
-      return fail(error, "a member has a long name");
-    }
-    names.try_emplace(member, static_cast<std::uint32_t>(names.size()));
-  }
-  if (names.size() > kMaxDeltaMembers) return fail(error, "too many members");
-  auto members = out.initMembers(count(names.size()));
-  for (const auto& [member, index] : names) write(member, members[index]);
-  auto writer_hi = out.initWriterHi(count(writers.ids().size()));
-  auto writer_lo = out.initWriterLo(count(writers.ids().size()));
-  auto owner = out.initWriterMember(count(writers.ids().size()));
-  for (std::size_t i = 0; i < writers.ids().size(); ++i) {
-    writer_hi.set(count(i), writers.ids()[i].hi);
-    writer_lo.set(count(i), writers.ids()[i].lo);
-    auto member = delta.members.find(writers.ids()[i]);
-    owner.set(count(i), member == delta.members.end() ? kNoMember : names.at(member->second));
-  }
-  return true;
+  return encode_writers(delta, writers, out, error);
 }
 
 bool decode(schema::Delta::Reader in, crdt::Delta& out, std::string& error) {
@@ -506,72 +654,13 @@ bool decode(schema::Delta::Reader in, crdt::Delta& out, std::string& error) {
     out = {};
     std::vector<crdt::Incarnation> writers;
     if (!decode_writers(in, writers, out.members, error)) return false;
-
-    auto series_hi = in.getSeriesHi();
-    auto series_lo = in.getSeriesLo();
-    auto start = in.getEpochStart();
-    auto expiry = in.getEpochExpiry();
-    auto slot_count = in.getSlotCount();
-    const std::size_t cells = series_hi.size();
-    if (cells > crdt::kMaxDeltaCells) return fail(error, "too many cells in a delta");
-    if (series_lo.size() != cells || start.size() != cells || expiry.size() != cells ||
-        slot_count.size() != cells) {
-      return fail(error, "cell columns differ in length");
+    CellsIn cells(in);
+    if (!cells.check(error)) return false;
+    out.cells.resize(cells.size());
+    for (crdt::Cell& cell : out.cells) {
+      if (!cells.next(writers, cell, error)) return false;
     }
-
-    auto slot_writer = in.getSlotWriter();
-    auto slot_birth = in.getSlotBirth();
-    auto slot_value = in.getSlotValue();
-    const std::size_t slots = slot_value.size();
-    if (slots > crdt::kMaxDeltaSlots) return fail(error, "too many slots in a delta");
-    if (slot_writer.size() != slots || (slot_birth.size() != slots && slot_birth.size() != 0)) {
-      return fail(error, "slot columns differ in length");
-    }
-    const bool births = slot_birth.size() != 0;
-
-    auto counted = in.getBucketCounted();
-    auto checked = in.getBucketAt();
-    auto debt_hi = in.getBucketDebtHi();
-    auto debt_lo = in.getBucketDebtLo();
-    auto touched = in.getBucketTouched();
-    auto bucket_expiry = in.getBucketExpiry();
-    const std::size_t buckets = counted.size();
-    if (buckets > cells) return fail(error, "more buckets than cells");
-    if (checked.size() != buckets || debt_hi.size() != buckets || debt_lo.size() != buckets ||
-        touched.size() != buckets || bucket_expiry.size() != buckets) {
-      return fail(error, "bucket columns differ in length");
-    }
-
-    out.cells.resize(cells);
-    std::size_t slot = 0;
-    std::size_t bucket = 0;
-    for (std::size_t i = 0; i < cells; ++i) {
-      crdt::Cell& cell = out.cells[i];
-      cell.id = {{series_hi[count(i)], series_lo[count(i)]}, {start[count(i)], expiry[count(i)]}};
-      std::size_t n = slot_count[count(i)];
-      if (n > slots - slot) return fail(error, at("cell", i) + " has more slots than there are");
-      cell.slots.resize(n);
-      for (crdt::Slot& s : cell.slots) {
-        std::uint32_t writer = slot_writer[count(slot)];
-        if (writer >= writers.size())
-          return fail(error, at("slot", slot) + " has no listed writer");
-        s = {{writers[writer], births ? slot_birth[count(slot)] : 0}, slot_value[count(slot)]};
-        ++slot;
-      }
-      if (cell.id.is_bucket()) {
-        if (bucket == buckets) return fail(error, at("cell", i) + " is a bucket without its row");
-        auto debt =
-            static_cast<crdt::DebtTicks>(debt_hi[count(bucket)]) << 64 | debt_lo[count(bucket)];
-        cell.bucket = {{counted[count(bucket)], checked[count(bucket)], debt},
-                       touched[count(bucket)],
-                       bucket_expiry[count(bucket)]};
-        ++bucket;
-      }
-      if (!crdt::valid(cell)) return fail(error, at("cell", i) + " is not valid");
-    }
-    if (slot != slots) return fail(error, "slots that belong to no cell");
-    if (bucket != buckets) return fail(error, "bucket rows that belong to no cell");
-    return true;
+    return cells.done(error);
   });
 }
 

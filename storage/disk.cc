@@ -354,25 +354,39 @@ Recovered Disk::open(const crdt::Incarnation& fresh, Nanos now) {
   lock();
   start_env();
   Recovered out;
+  read_all(out);
+  if (used_.contains(fresh) || writers_.contains(fresh) || members_.contains(fresh) ||
+      std::find(out.incarnations.begin(), out.incarnations.end(), fresh) !=
+          out.incarnations.end()) {
+    throw StoreError(
+        fmt::format("{}: incarnation {} was used before", options_.path, crdt::to_string(fresh)));
+  }
+
+  Txn txn(env_.get(), 0);
+  meta_ = open_table(txn, "meta", 0);
+  log_dbi_ = open_table(txn, "log", 0);
+  writers_dbi_ = open_table(txn, "writers", 0);
+  forget_unused_writers(txn);
+  used_.clear();
+  reading_ = false;
+  taken_.insert(out.incarnations.begin(), out.incarnations.end());
+  put_boot(txn, fresh, now);
+  put_time(txn, std::max(out.time_floor, now), false);
+  check(txn.commit(), fmt::format("{}: cannot record the boot", file(kData)));
+  return out;
+}
+
+void Disk::read_all(Recovered& out) {
   std::unordered_map<crdt::CellId, crdt::Cell> unfolded;
-  std::size_t entries = 0;
   {
     Txn txn(env_.get(), MDB_RDONLY);
     read_meta(txn, out);
     read_writers(txn, open_table(txn, "writers", 0));
     read_log(txn, unfolded);
-    Cursor names(txn, open_table(txn, nullptr, 0));
-    while (names.move(MDB_NEXT)) {
-      std::string_view name = text_of(names.key());
-      crdt::Generation generation;
-      if (name == "meta" || name == "writers" || name == "log") continue;
-      if (!read_table_name(name, generation)) {
-        damaged(fmt::format("it has an unknown table of {} bytes of name", name.size()));
-      }
-      tables_.insert(generation);
-    }
+    find_tables(txn);
   }
   // A few tables a transaction: its end closes the handles.
+  std::size_t entries = 0;
   for (auto at = tables_.begin(); at != tables_.end();) {
     Txn txn(env_.get(), MDB_RDONLY);
     for (std::size_t i = 0; i < 512 && at != tables_.end(); ++i, ++at) {
@@ -391,17 +405,22 @@ Recovered Disk::open(const crdt::Incarnation& fresh, Nanos now) {
   for (const crdt::Incarnation& writer : used_) {
     if (auto at = members_.find(writer); at != members_.end()) out.state.members.insert(*at);
   }
-  if (used_.contains(fresh) || writers_.contains(fresh) || members_.contains(fresh) ||
-      std::find(out.incarnations.begin(), out.incarnations.end(), fresh) !=
-          out.incarnations.end()) {
-    throw StoreError(
-        fmt::format("{}: incarnation {} was used before", options_.path, crdt::to_string(fresh)));
-  }
+}
 
-  Txn txn(env_.get(), 0);
-  meta_ = open_table(txn, "meta", 0);
-  log_dbi_ = open_table(txn, "log", 0);
-  writers_dbi_ = open_table(txn, "writers", 0);
+void Disk::find_tables(const Txn& txn) {
+  Cursor names(txn, open_table(txn, nullptr, 0));
+  while (names.move(MDB_NEXT)) {
+    std::string_view name = text_of(names.key());
+    crdt::Generation generation;
+    if (name == "meta" || name == "writers" || name == "log") continue;
+    if (!read_table_name(name, generation)) {
+      damaged(fmt::format("it has an unknown table of {} bytes of name", name.size()));
+    }
+    tables_.insert(generation);
+  }
+}
+
+void Disk::forget_unused_writers(Txn& txn) {
   for (auto at = by_number_.begin(); at != by_number_.end();) {
     if (used_.contains(at->second)) {
       ++at;
@@ -414,13 +433,6 @@ Recovered Disk::open(const crdt::Incarnation& fresh, Nanos now) {
     members_.erase(at->second);
     at = by_number_.erase(at);
   }
-  used_.clear();
-  reading_ = false;
-  taken_.insert(out.incarnations.begin(), out.incarnations.end());
-  put_boot(txn, fresh, now);
-  put_time(txn, std::max(out.time_floor, now), false);
-  check(txn.commit(), fmt::format("{}: cannot record the boot", file(kData)));
-  return out;
 }
 
 void Disk::put_boot(Txn& txn, const crdt::Incarnation& fresh, Nanos now) {

@@ -84,6 +84,9 @@ class Disk {
   void create_data();
   void write_marker();
   void start_env();
+  void read_all(Recovered& out);
+  void find_tables(const Txn& txn);
+  void forget_unused_writers(Txn& txn);
   void read_meta(const Txn& txn, Recovered& out);
   void read_writers(const Txn& txn, MDB_dbi dbi);
   void read_log(const Txn& txn, std::unordered_map<crdt::CellId, crdt::Cell>& cells);

@@ -192,117 +192,146 @@ Books balance(Demo& demo) {
   return books;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  CLI::App app{"Three region nodes count real traffic together.", "weir-demo"};
+struct Arguments {
   std::string node_program;
   std::string directory;
   std::string log;
   std::uint64_t rate = 600;
-  app.add_option("--node", node_program, "Path of weir-node")->required();
-  app.add_option("--dir", directory, "Folder for data and logs; emptied first")->required();
-  app.add_option("--log", log, "Drive it with the client addresses of this access log");
-  app.add_option("--rate", rate, "Requests a second and region")->check(CLI::Range(10, 20'000));
-  CLI11_PARSE(app, argc, argv);
+};
 
+/// False: the log has no keys.
+bool start_loads(Demo& demo, const Arguments& arguments) {
+  const std::vector<std::string> keys =
+      arguments.log.empty() ? std::vector<std::string>{} : keys_of_log(arguments.log);
+  if (!arguments.log.empty() && keys.empty()) return false;
+  for (std::size_t i = 0; i < demo.cluster.size(); ++i) {
+    LoadOptions load;
+    load.address = demo.cluster.client_address(i);
+    load.per_second = arguments.rate;
+    load.quiet_every = kWindow;
+    load.keys = keys;
+    ZipfKeys zipf(200, 1.1, i + 1);
+    for (int k = 0; keys.empty() && k < 100'000; ++k) {
+      load.keys.push_back(fmt::format("key-{}", zipf.next()));
+    }
+    demo.loads.push_back(std::make_unique<Load>(load));
+  }
+  return true;
+}
+
+/// A partition and a kill -9. How long it took ap-south to know what it had missed.
+std::optional<double> play(Demo& demo) {
+  demo.run_for(10);
+
+  demo.say("cutting ap-south off");
+  demo.cut_off.insert(2);
+  demo.cut_at = wall_clock();
+  demo.cluster.cut(2);
+  demo.run_for(12);
+
+  std::uint64_t behind = 0;
+  for (const auto& load : demo.loads) behind += load->admitted();
+  demo.say("healing ap-south");
+  demo.cut_off.erase(2);
+  demo.cluster.heal(2);
+  demo.healed_at = wall_clock();
+  std::optional<double> healed = catch_up(demo, 2, behind);
+  demo.say(
+      healed ? fmt::format("ap-south knows everything from before the heal after {:.2f} s", *healed)
+             : "ap-south did not catch up within 20 s");
+  demo.run_for(6);
+
+  demo.say("kill -9 of us-east");
+  demo.cluster.kill(1, SIGKILL);
+  demo.run_for(4);
+  demo.say("restarting us-east");
+  demo.cluster.start(1);
+  demo.run_for(8);
+
+  demo.say("stopping the traffic");
+  for (auto& load : demo.loads) load->stop();
+  return healed;
+}
+
+void print_books(const Books& books, std::optional<double> healed, bool agree,
+                 std::optional<double> settled) {
+  auto percent = [](std::uint64_t part, std::uint64_t whole) {
+    return whole == 0 ? 0.0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
+  };
+  fmt::print("\n");
+  fmt::print(
+      "admitted globally              {} of {} that the limit allows ({:+.2f}%), {} denied, "
+      "{} unanswered\n",
+      books.admitted, books.allowance, percent(books.admitted, books.allowance) - 100, books.denied,
+      books.unknown);
+  fmt::print(
+      "worst over-admission           {} above {} in one key's window while connected, "
+      "{} while ap-south was cut off\n",
+      books.worst_connected, kLimit, books.worst_cut);
+  fmt::print(
+      "                               (cut off, each side admits up to the limit on its "
+      "own)\n");
+  fmt::print("increments lost                {}\n", books.lost);
+  fmt::print("time to converge after heal    {}\n",
+             healed ? fmt::format("{:.2f} s", *healed) : "never");
+  fmt::print("nodes agree at the end         {}\n",
+             agree ? fmt::format("yes, {:.2f} s after the traffic stopped", *settled) : "NO");
+}
+
+bool stop_all(Cluster& cluster) {
+  bool clean = true;
+  for (std::size_t i = 0; i < cluster.size(); ++i) {
+    if (cluster.stop(i) == 0) continue;
+    fmt::print("node {} did not stop cleanly; see {}\n", cluster.region(i), cluster.log_path(i));
+    clean = false;
+  }
+  return clean;
+}
+
+int run_demo(const Arguments& arguments) {
   ClusterOptions options;
-  options.node_program = node_program;
-  options.directory = directory;
+  options.node_program = arguments.node_program;
+  options.directory = arguments.directory;
   options.regions = {"eu-west", "us-east", "ap-south"};
   options.rules = kRules;
-  std::filesystem::remove_all(directory);
+  std::filesystem::remove_all(options.directory);
+  Cluster cluster(options);
+  Demo demo(cluster);
+  demo.say("starting three nodes: eu-west, us-east, ap-south (logs and data in " +
+           options.directory + ")");
+  cluster.start_all();
+  if (!start_loads(demo, arguments)) {
+    fmt::print(stderr, "weir-demo: {}: no access log lines\n", arguments.log);
+    return 2;
+  }
+  demo.say(
+      fmt::format("driving each region with {} requests/s, skewed; the limit is {} per key and "
+                  "10 s, across all regions",
+                  arguments.rate, kLimit));
+  std::optional<double> healed = play(demo);
+  std::optional<double> settled = demo.converge(20);
+  demo.table();
+  Books books = balance(demo);
+  bool agree = settled.has_value() && healed.has_value() && books.all_views_read;
+  print_books(books, healed, agree, settled);
+  agree &= stop_all(cluster);
+  return books.lost == 0 && agree ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Three region nodes count real traffic together.", "weir-demo"};
+  Arguments arguments;
+  app.add_option("--node", arguments.node_program, "Path of weir-node")->required();
+  app.add_option("--dir", arguments.directory, "Folder for data and logs; emptied first")
+      ->required();
+  app.add_option("--log", arguments.log, "Drive it with the client addresses of this access log");
+  app.add_option("--rate", arguments.rate, "Requests a second and region")
+      ->check(CLI::Range(10, 20'000));
+  CLI11_PARSE(app, argc, argv);
   try {
-    Cluster cluster(options);
-    Demo demo(cluster);
-    demo.say("starting three nodes: eu-west, us-east, ap-south (logs and data in " + directory +
-             ")");
-    cluster.start_all();
-    std::vector<std::string> keys = log.empty() ? std::vector<std::string>{} : keys_of_log(log);
-    if (!log.empty() && keys.empty()) {
-      fmt::print(stderr, "weir-demo: {}: no access log lines\n", log);
-      return 2;
-    }
-    for (std::size_t i = 0; i < cluster.size(); ++i) {
-      LoadOptions load;
-      load.address = cluster.client_address(i);
-      load.per_second = rate;
-      load.quiet_every = kWindow;
-      load.keys = keys;
-      ZipfKeys zipf(200, 1.1, i + 1);
-      for (int k = 0; log.empty() && k < 100'000; ++k) {
-        load.keys.push_back(fmt::format("key-{}", zipf.next()));
-      }
-      demo.loads.push_back(std::make_unique<Load>(load));
-    }
-    demo.say(fmt::format(
-        "driving each region with {} requests/s, skewed; the limit is {} per key and 10 s, "
-        "across all regions",
-        rate, kLimit));
-    demo.run_for(10);
-
-    demo.say("cutting ap-south off");
-    demo.cut_off.insert(2);
-    demo.cut_at = wall_clock();
-    cluster.cut(2);
-    demo.run_for(12);
-
-    std::uint64_t behind = 0;
-    for (std::size_t i = 0; i < 2; ++i) behind += demo.loads[i]->admitted();
-    behind += demo.loads[2]->admitted();
-    demo.say("healing ap-south");
-    demo.cut_off.erase(2);
-    cluster.heal(2);
-    demo.healed_at = wall_clock();
-    std::optional<double> healed = catch_up(demo, 2, behind);
-    demo.say(healed ? fmt::format("ap-south knows everything from before the heal after {:.2f} s",
-                                  *healed)
-                    : "ap-south did not catch up within 20 s");
-    demo.run_for(6);
-
-    demo.say("kill -9 of us-east");
-    cluster.kill(1, SIGKILL);
-    demo.run_for(4);
-    demo.say("restarting us-east");
-    cluster.start(1);
-    demo.run_for(8);
-
-    demo.say("stopping the traffic");
-    for (auto& load : demo.loads) load->stop();
-    std::optional<double> settled = demo.converge(20);
-    demo.table();
-    Books books = balance(demo);
-
-    bool agree = settled.has_value() && healed.has_value() && books.all_views_read;
-    auto percent = [](std::uint64_t part, std::uint64_t whole) {
-      return whole == 0 ? 0.0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
-    };
-    fmt::print("\n");
-    fmt::print(
-        "admitted globally              {} of {} that the limit allows ({:+.2f}%), {} denied, "
-        "{} unanswered\n",
-        books.admitted, books.allowance, percent(books.admitted, books.allowance) - 100,
-        books.denied, books.unknown);
-    fmt::print(
-        "worst over-admission           {} above {} in one key's window while connected, "
-        "{} while ap-south was cut off\n",
-        books.worst_connected, kLimit, books.worst_cut);
-    fmt::print(
-        "                               (cut off, each side admits up to the limit on its "
-        "own)\n");
-    fmt::print("increments lost                {}\n", books.lost);
-    fmt::print("time to converge after heal    {}\n",
-               healed ? fmt::format("{:.2f} s", *healed) : "never");
-    fmt::print("nodes agree at the end         {}\n",
-               agree ? fmt::format("yes, {:.2f} s after the traffic stopped", *settled) : "NO");
-    for (std::size_t i = 0; i < cluster.size(); ++i) {
-      if (cluster.stop(i) != 0) {
-        fmt::print("node {} did not stop cleanly; see {}\n", cluster.region(i),
-                   cluster.log_path(i));
-        agree = false;
-      }
-    }
-    return books.lost == 0 && agree ? 0 : 1;
+    return run_demo(arguments);
   } catch (const std::exception& failure) {
     fmt::print(stderr, "weir-demo: {}\n", failure.what());
     return 1;

@@ -304,38 +304,50 @@ std::string totals_text(const Totals& totals) {
                      totals.counted, totals.attempted);
 }
 
-/// Judges, prints, and returns the exit code.
-int conclude(const Arguments& arguments, const History& history, Report& report) {
-  Verdict verdict = check(history);
-  QuotaReport quota = judge_quota(history);
-  std::move(verdict.violations.begin(), verdict.violations.end(),
-            std::back_inserter(report.violations));
-  std::map<std::string, std::uint64_t> results;
+/// What the checker found in a run.
+struct Findings {
+  Verdict verdict;
+  QuotaReport quota;
+  std::map<std::string, std::uint64_t> results;  // by what was answered
   std::map<std::string, std::uint64_t> errors;
-  for (const Operation& operation : history.operations) {
-    ++results[std::string(to_string(operation.result))];
-    if (!operation.error.empty()) ++errors[operation.error];
-  }
-  auto fault = [&report](Act act) { return report.faults[std::string(to_string(act))]; };
-  auto [low, high] = std::minmax_element(report.offsets.begin(), report.offsets.end());
-  auto shown = std::min(report.violations.size(), kMostShown);
+  std::size_t shown = 0;  // of the report's violations
+};
 
-  bool ran = !report.offsets.empty();
+std::uint64_t faults_of(const Report& report, Act act) {
+  auto at = report.faults.find(std::string(to_string(act)));
+  return at == report.faults.end() ? 0 : at->second;
+}
+
+/// The faults of a run: there are none where a history was only read.
+void say_what_was_done(const Report& report) {
+  say(fmt::format("faults          {} kill -9, {} clean stops, {} pauses",
+                  faults_of(report, Act::kill), faults_of(report, Act::stop),
+                  faults_of(report, Act::pause)));
+  std::string kinds;
+  for (Partition kind : kPartitions) {
+    std::string name(to_string(kind));
+    auto at = report.partitions.find(name);
+    kinds += fmt::format("{} {}, ", at == report.partitions.end() ? 0 : at->second, name);
+  }
+  say(fmt::format("partitions      {}{} sessions lost", kinds, report.sessions_lost));
+  auto [low, high] = std::minmax_element(report.offsets.begin(), report.offsets.end());
+  say(fmt::format("clocks          {} starts, {:+d} to {:+d} ms", report.offsets.size(), *low,
+                  *high));
+}
+
+void say_findings(const Arguments& arguments, const History& history, const Report& report,
+                  const Findings& found) {
+  const Verdict& verdict = found.verdict;
+  const QuotaReport& quota = found.quota;
+  const bool ran = !report.offsets.empty();
+  const auto count = [&](const char* result) {
+    auto at = found.results.find(result);
+    return at == found.results.end() ? 0 : at->second;
+  };
   if (ran) say(fmt::format("seed            {}, {} s", arguments.seed, arguments.seconds));
   say(fmt::format("operations      {}: {} ok, {} denied, {} unanswered", history.operations.size(),
-                  results["ok"], results["denied"], results["unknown"]));
-  if (ran) {
-    say(fmt::format("faults          {} kill -9, {} clean stops, {} pauses", fault(Act::kill),
-                    fault(Act::stop), fault(Act::pause)));
-    std::string kinds;
-    for (Partition kind : kPartitions) {
-      std::string name(to_string(kind));
-      kinds += fmt::format("{} {}, ", report.partitions[name], name);
-    }
-    say(fmt::format("partitions      {}{} sessions lost", kinds, report.sessions_lost));
-    say(fmt::format("clocks          {} starts, {:+d} to {:+d} ms", report.offsets.size(), *low,
-                    *high));
-  }
+                  count("ok"), count("denied"), count("unknown")));
+  if (ran) say_what_was_done(report);
   say(fmt::format("checked         {} reads, {} adds; {} of them between two lives",
                   verdict.reads_checked, verdict.adds_checked, verdict.between_lives));
   say("commit          " + totals_text(verdict.commit));
@@ -348,45 +360,63 @@ int conclude(const Arguments& arguments, const History& history, Report& report)
                   quota.worst_connected, quota.over_components, quota.windows));
   if (report.convergence) say(fmt::format("converged       in {:.2f} s", *report.convergence));
   say(fmt::format("violations      {}", report.violations.size()));
-  for (std::size_t i = 0; i < shown; ++i) {
+  for (std::size_t i = 0; i < found.shown; ++i) {
     say("  " + report.violations[i].what);
     if (!report.violations[i].operation.empty()) say("    " + report.violations[i].operation);
   }
-  if (shown < report.violations.size()) say("  …");
+  if (found.shown < report.violations.size()) say("  …");
+}
 
+json findings_json(const Arguments& arguments, const History& history, const Report& report,
+                   const Findings& found) {
+  const Verdict& verdict = found.verdict;
+  const QuotaReport& quota = found.quota;
+  json shown_violations = json::array();
+  for (std::size_t i = 0; i < found.shown; ++i) {
+    shown_violations.push_back(report.violations[i].what);
+  }
+  return {{"seed", arguments.seed},
+          {"seconds", arguments.seconds},
+          {"operations", found.results},
+          {"unanswered_by_error", found.errors},
+          {"kills", faults_of(report, Act::kill)},
+          {"pauses", faults_of(report, Act::pause)},
+          {"clean_stops", faults_of(report, Act::stop)},
+          {"partitions", report.partitions},
+          {"sessions_lost", report.sessions_lost},
+          {"clock_offsets_ms", report.offsets},
+          {"reads_checked", verdict.reads_checked},
+          {"adds_checked", verdict.adds_checked},
+          {"between_lives", verdict.between_lives},
+          {"commit", totals_json(verdict.commit)},
+          {"async", totals_json(verdict.async)},
+          {"quota",
+           {{"limit", history.limit},
+            {"windows", quota.windows},
+            {"over_limit", quota.over_limit},
+            {"over_limit_times_components", quota.over_components},
+            {"worst_admitted", quota.worst_admitted},
+            {"worst_admitted_components", quota.worst_components},
+            {"worst_admitted_connected", quota.worst_connected},
+            {"worst_ratio_to_limit_times_components", quota.worst_ratio}}},
+          {"convergence_s", report.convergence ? json(*report.convergence) : json()},
+          {"violations", report.violations.size()},
+          {"first_violations", shown_violations}};
+}
+
+/// Judges, prints, and returns the exit code.
+int conclude(const Arguments& arguments, const History& history, Report& report) {
+  Findings found{check(history), judge_quota(history), {}, {}, 0};
+  std::move(found.verdict.violations.begin(), found.verdict.violations.end(),
+            std::back_inserter(report.violations));
+  for (const Operation& operation : history.operations) {
+    ++found.results[std::string(to_string(operation.result))];
+    if (!operation.error.empty()) ++found.errors[operation.error];
+  }
+  found.shown = std::min(report.violations.size(), kMostShown);
+  say_findings(arguments, history, report, found);
   if (arguments.json) {
-    json shown_violations = json::array();
-    for (std::size_t i = 0; i < shown; ++i) {
-      shown_violations.push_back(report.violations[i].what);
-    }
-    json out{{"seed", arguments.seed},
-             {"seconds", arguments.seconds},
-             {"operations", results},
-             {"unanswered_by_error", errors},
-             {"kills", fault(Act::kill)},
-             {"pauses", fault(Act::pause)},
-             {"clean_stops", fault(Act::stop)},
-             {"partitions", report.partitions},
-             {"sessions_lost", report.sessions_lost},
-             {"clock_offsets_ms", report.offsets},
-             {"reads_checked", verdict.reads_checked},
-             {"adds_checked", verdict.adds_checked},
-             {"between_lives", verdict.between_lives},
-             {"commit", totals_json(verdict.commit)},
-             {"async", totals_json(verdict.async)},
-             {"quota",
-              {{"limit", history.limit},
-               {"windows", quota.windows},
-               {"over_limit", quota.over_limit},
-               {"over_limit_times_components", quota.over_components},
-               {"worst_admitted", quota.worst_admitted},
-               {"worst_admitted_components", quota.worst_components},
-               {"worst_admitted_connected", quota.worst_connected},
-               {"worst_ratio_to_limit_times_components", quota.worst_ratio}}},
-             {"convergence_s", report.convergence ? json(*report.convergence) : json()},
-             {"violations", report.violations.size()},
-             {"first_violations", shown_violations}};
-    fmt::print("{}\n", out.dump());
+    fmt::print("{}\n", findings_json(arguments, history, report, found).dump());
   }
   return report.violations.empty() ? kHeld : kViolated;
 }

@@ -120,12 +120,7 @@ void explain(const RunOptions& options, int attempts) {
              small.cut_off == weir::kNever ? "" : fmt::format(" --cut-off {}", small.cut_off));
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  CLI::App app{
-      "Simulates weir nodes with faulty clocks, networks and disks, and checks the laws.\n"
-      "Examples: weir-sim --seed 42 --trace; weir-sim --minutes 10; weir-sim --seeds 200 --from 1"};
+struct Arguments {
   RunOptions options;
   std::uint64_t seed = 0;
   std::uint64_t from = 0;
@@ -135,21 +130,95 @@ int main(int argc, char** argv) {
   int attempts = 200;
   bool trace = false;
   bool json = false;
+};
+
+/// One seed, and what it was like.
+void run_one(const Arguments& arguments, Totals& totals) {
+  RunOptions options = arguments.options;
+  options.seed = arguments.seed;
+  if (arguments.trace) options.trace = stdout;
+  RunResult result = run(options);
+  totals.add(result);
+  options.trace = nullptr;
+  if (!arguments.json) {
+    fmt::print("{}", report(options, result));
+    fmt::print("trace hash {:016x}\n", result.hash);
+  }
+  if (!result.violated) return;
+  totals.failing.push_back(options.seed);
+  if (!arguments.trace) explain(options, arguments.attempts);
+}
+
+/// Seeds one after the other, `jobs` at a time, until there were enough or time is up.
+class Seeds {
+ public:
+  Seeds(const Arguments& arguments, Totals& totals) : arguments_(arguments), totals_(totals) {}
+
+  void run_all() {
+    std::vector<std::thread> others;
+    for (int i = 1; i < arguments_.jobs; ++i) others.emplace_back([this] { work(); });
+    work();
+    for (std::thread& other : others) other.join();
+  }
+
+ private:
+  void work() {
+    RunOptions mine = arguments_.options;
+    while (next(mine.seed)) {
+      RunResult result = run(mine);
+      std::lock_guard lock(mutex_);
+      totals_.add(result);
+      if (!result.violated) continue;
+      totals_.failing.push_back(mine.seed);
+      explain(mine, arguments_.attempts);
+    }
+  }
+
+  bool next(std::uint64_t& seed) {
+    std::lock_guard lock(mutex_);
+    double wall = seconds_since(start_);
+    if (arguments_.seeds > 0 && begun_ >= arguments_.seeds) return false;
+    if (arguments_.minutes > 0 && wall >= arguments_.minutes * 60) return false;
+    if (totals_.failing.size() >= kMostFailures) return false;
+    seed = arguments_.from + begun_++;
+    if (wall - shown_ >= 10) {
+      print_progress(totals_, wall);
+      shown_ = wall;
+    }
+    return true;
+  }
+
+  const Arguments& arguments_;
+  Totals& totals_;
+  const Clock::time_point start_ = Clock::now();
+  std::mutex mutex_;
+  double shown_ = 0;
+  std::uint64_t begun_ = 0;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{
+      "Simulates weir nodes with faulty clocks, networks and disks, and checks the laws.\n"
+      "Examples: weir-sim --seed 42 --trace; weir-sim --minutes 10; weir-sim --seeds 200 --from 1"};
+  Arguments arguments;
+  RunOptions& options = arguments.options;
   bool lmdb = false;
   std::string directory = std::filesystem::temp_directory_path().string();
   std::vector<std::size_t> without;
-  auto* one = app.add_option("--seed", seed, "Run this seed");
-  auto* first = app.add_option("--from", from, "First seed; random if left out");
-  app.add_option("--seeds", seeds, "Run so many seeds, one after the other from --from");
-  app.add_option("--minutes", minutes, "Run for so long");
-  app.add_option("--jobs", jobs, "Seeds run side by side (1)")->check(CLI::Range(1, 64));
-  app.add_flag("--trace", trace, "Print the timeline of --seed");
-  app.add_flag("--json", json, "Print the summary as JSON");
+  auto* one = app.add_option("--seed", arguments.seed, "Run this seed");
+  auto* first = app.add_option("--from", arguments.from, "First seed; random if left out");
+  app.add_option("--seeds", arguments.seeds, "Run so many seeds, one after the other from --from");
+  app.add_option("--minutes", arguments.minutes, "Run for so long");
+  app.add_option("--jobs", arguments.jobs, "Seeds run side by side (1)")->check(CLI::Range(1, 64));
+  app.add_flag("--trace", arguments.trace, "Print the timeline of --seed");
+  app.add_flag("--json", arguments.json, "Print the summary as JSON");
   app.add_flag("--lmdb", lmdb, "Real LMDB stores, on a temporary directory");
   app.add_option("--dir", directory, "Where the LMDB stores go");
   app.add_option("--without", without, "Leave out these faults of --seed")->delimiter(',');
   app.add_option("--cut-off", options.cut_off, "End the chaos phase of --seed here, in ns");
-  app.add_option("--shrink", attempts, "Runs to spend on making a failure smaller (200)");
+  app.add_option("--shrink", arguments.attempts, "Runs to spend on making a failure smaller (200)");
   CLI11_PARSE(app, argc, argv);
 
   options.without.insert(without.begin(), without.end());
@@ -165,54 +234,15 @@ int main(int argc, char** argv) {
   Clock::time_point start = Clock::now();
   Totals totals;
   if (*one) {
-    options.seed = seed;
-    if (trace) options.trace = stdout;
-    RunResult result = run(options);
-    totals.add(result);
-    options.trace = nullptr;
-    if (!json) {
-      fmt::print("{}", report(options, result));
-      fmt::print("trace hash {:016x}\n", result.hash);
-    }
-    if (result.violated) {
-      totals.failing.push_back(seed);
-      if (!trace) explain(options, attempts);
-    }
+    run_one(arguments, totals);
   } else {
-    if (!*first) from = std::random_device{}() | (std::uint64_t{std::random_device{}()} << 32);
-    if (seeds == 0 && minutes == 0) seeds = 100;
-    fmt::print(stderr, "seeds from {}\n", from);
-    double shown = 0;
-    std::uint64_t next = 0;
-    std::mutex mutex;
-    auto work = [&] {
-      for (;;) {
-        RunOptions mine = options;
-        {
-          std::lock_guard lock(mutex);
-          double wall = seconds_since(start);
-          if (seeds > 0 && next >= seeds) return;
-          if (minutes > 0 && wall >= minutes * 60) return;
-          if (totals.failing.size() >= kMostFailures) return;
-          mine.seed = from + next++;
-          if (wall - shown >= 10) {
-            print_progress(totals, wall);
-            shown = wall;
-          }
-        }
-        RunResult result = run(mine);
-        std::lock_guard lock(mutex);
-        totals.add(result);
-        if (!result.violated) continue;
-        totals.failing.push_back(mine.seed);
-        explain(mine, attempts);
-      }
-    };
-    std::vector<std::thread> others;
-    for (int i = 1; i < jobs; ++i) others.emplace_back(work);
-    work();
-    for (std::thread& other : others) other.join();
+    if (!*first) {
+      arguments.from = std::random_device{}() | (std::uint64_t{std::random_device{}()} << 32);
+    }
+    if (arguments.seeds == 0 && arguments.minutes == 0) arguments.seeds = 100;
+    fmt::print(stderr, "seeds from {}\n", arguments.from);
+    Seeds(arguments, totals).run_all();
   }
-  print_summary(totals, seconds_since(start), json);
+  print_summary(totals, seconds_since(start), arguments.json);
   return totals.failing.empty() ? 0 : 1;
 }

@@ -719,43 +719,68 @@ class World {
 
   void inject(const Fault& fault) {
     ++stats_.faults[static_cast<std::size_t>(fault.kind)];
-    std::uint32_t n = fault.node;
-    std::uint32_t other = fault.other;
-    Node& node = nodes_[n];
-    Nanos length = std::min(fault.length, chaos_ - now_);
-    note(Trace::kWorld, "FAULT", static_cast<std::uint64_t>(fault.kind), n,
+    const Nanos length = std::min(fault.length, chaos_ - now_);
+    note(Trace::kWorld, "FAULT", static_cast<std::uint64_t>(fault.kind), fault.node,
          [&] { return to_string(fault); });
-    auto back = [this, n](Nanos delay) {
-      after(delay, [this, n] {
-        if (nodes_[n].should_run) start(n);
-      });
-    };
-    auto while_it_lasts = [this, length](auto begin, auto end) {
-      begin();
-      after(length, end);
-    };
-    auto cut = [this](std::uint32_t a, std::uint32_t b, int change) {
-      links_[a][b].cuts += change;
-      if (change > 0) {
-        // Either side may notice, at its own time; the dialler alone acts on it here.
-        lose_session(a, b, timing_.between(100 * kMillisecond, kDetectCut));
-        lose_session(b, a, timing_.between(100 * kMillisecond, kDetectCut));
-      }
-    };
+    switch (fault.kind) {
+      case FaultKind::crash:
+      case FaultKind::crash_mid_commit:
+      case FaultKind::stop:
+      case FaultKind::limit_change:
+      case FaultKind::clock_jump:
+      case FaultKind::clock_drift:
+      case FaultKind::forged:
+      case FaultKind::burst:
+        return node_fault(fault, length);
+      case FaultKind::disk_lost:
+      case FaultKind::disk_restored:
+      case FaultKind::disk_cloned:
+        return disk_replaced(fault, length);
+      case FaultKind::disk_slow:
+      case FaultKind::disk_fails:
+      case FaultKind::disk_full:
+        return disk_trouble(fault, length);
+      case FaultKind::cut:
+      case FaultKind::partition:
+      case FaultKind::partial_cut:
+      case FaultKind::lossy:
+      case FaultKind::slow_link:
+      case FaultKind::session_reset:
+        return link_fault(fault, length);
+    }
+  }
+
+  /// `begin` now, `end` after `length`.
+  template <class Begin, class End>
+  void for_a_while(Nanos length, Begin begin, End end) {
+    begin();
+    after(length, end);
+  }
+
+  /// The node comes back after `delay`, if it is to run.
+  void back(std::uint32_t n, Nanos delay) {
+    after(delay, [this, n] {
+      if (nodes_[n].should_run) start(n);
+    });
+  }
+
+  void node_fault(const Fault& fault, Nanos length) {
+    const std::uint32_t n = fault.node;
+    Node& node = nodes_[n];
     switch (fault.kind) {
       case FaultKind::crash:
         crash(n, "power");
-        back(length);
+        back(n, length);
         break;
       case FaultKind::crash_mid_commit:
         node.die_after_commit = true;
-        back(length);
+        back(n, length);
         break;
       case FaultKind::stop:
         // So that there is something that the stop itself must save.
         for (int i = 0; i < 3 && node.up; ++i) request(n);
         stop(n);
-        back(length);
+        back(n, length);
         break;
       case FaultKind::limit_change:
         node.rules = 1 - node.rules;
@@ -765,88 +790,144 @@ class World {
           checker_.rules_loaded(n);
         }
         break;
+      case FaultKind::clock_jump:
+        node.offset += fault.amount;
+        break;
+      case FaultKind::clock_drift:
+        for_a_while(
+            length, [&] { set_drift(n, fault.amount); }, [this, n] { set_drift(n, 0); });
+        break;
+      case FaultKind::forged:
+        forge(n, fault.other, static_cast<std::uint64_t>(fault.amount));
+        break;
+      case FaultKind::burst:
+        for_a_while(
+            length, [&] { ++node.bursts; }, [this, n] { --nodes_[n].bursts; });
+        break;
+      default:
+        break;
+    }
+  }
+
+  void disk_replaced(const Fault& fault, Nanos length) {
+    const std::uint32_t n = fault.node;
+    Node& node = nodes_[n];
+    switch (fault.kind) {
       case FaultKind::disk_lost:
         crash(n, "power, and the disk is gone");
         checker_.disk_will_be(n, {}, wall(n));
         node.disk.image = {};
         if (node.disk.backing) node.disk.backing->wipe();
         checker_.disk_replaced(n);
-        back(length);
+        back(n, length);
         break;
       case FaultKind::disk_restored:
         // A consistent copy of a real store's files needs the store at rest.
         if (node.disk.backing) {
           crash(n, "for a copy of its disk");
           node.disk.backing->save_copy();
-          back(0);
+          back(n, 0);
         }
         node.disk.copy = node.disk.image;
-        after(length, [this, n] {
-          if (healed_) return;
-          crash(n, "power, and an older copy of the disk is put back");
-          checker_.disk_will_be(n, nodes_[n].disk.copy, wall(n));
-          nodes_[n].disk.image = nodes_[n].disk.copy;
-          if (nodes_[n].disk.backing) nodes_[n].disk.backing->load_copy();
-          checker_.disk_replaced(n);
-          start(n);
-        });
+        after(length, [this, n] { put_copy_back(n); });
         break;
       case FaultKind::disk_cloned:
         // A real store refuses the disk of another member.
         if (node.disk.backing) break;
         crash(n, "power, and the disk of another node is put in");
-        checker_.disk_will_be(n, nodes_[other].disk.image, wall(n));
-        node.disk.image = nodes_[other].disk.image;
+        checker_.disk_will_be(n, nodes_[fault.other].disk.image, wall(n));
+        node.disk.image = nodes_[fault.other].disk.image;
         checker_.disk_replaced(n);
-        back(length);
+        back(n, length);
         break;
+      default:
+        break;
+    }
+  }
+
+  void put_copy_back(std::uint32_t n) {
+    if (healed_) return;
+    Disk& disk = nodes_[n].disk;
+    crash(n, "power, and an older copy of the disk is put back");
+    checker_.disk_will_be(n, disk.copy, wall(n));
+    disk.image = disk.copy;
+    if (disk.backing) disk.backing->load_copy();
+    checker_.disk_replaced(n);
+    start(n);
+  }
+
+  void disk_trouble(const Fault& fault, Nanos length) {
+    const std::uint32_t n = fault.node;
+    auto& disk = nodes_[n].disk;
+    switch (fault.kind) {
       case FaultKind::disk_slow:
-        while_it_lasts([&] { node.disk.slowness = fault.amount; },
-                       [this, n] { nodes_[n].disk.slowness = 1; });
+        for_a_while(
+            length, [&] { disk.slowness = fault.amount; },
+            [this, n] { nodes_[n].disk.slowness = 1; });
         break;
       case FaultKind::disk_fails:
-        while_it_lasts([&] { node.disk.failing = true; },
-                       [this, n] { nodes_[n].disk.failing = false; });
+        for_a_while(
+            length, [&] { disk.failing = true; }, [this, n] { nodes_[n].disk.failing = false; });
         break;
       case FaultKind::disk_full:
-        while_it_lasts([&] { node.disk.full = true; }, [this, n] { nodes_[n].disk.full = false; });
+        for_a_while(
+            length, [&] { disk.full = true; }, [this, n] { nodes_[n].disk.full = false; });
         break;
+      default:
+        break;
+    }
+  }
+
+  void cut(std::uint32_t a, std::uint32_t b, int change) {
+    links_[a][b].cuts += change;
+    if (change <= 0) return;
+    // Either side may notice, at its own time; the dialler alone acts on it here.
+    lose_session(a, b, timing_.between(100 * kMillisecond, kDetectCut));
+    lose_session(b, a, timing_.between(100 * kMillisecond, kDetectCut));
+  }
+
+  /// Between the nodes whose bit is set in `side` and the others.
+  void cut_between(std::int64_t side, int change) {
+    for (std::uint32_t a = 0; a < scenario_.nodes; ++a) {
+      for (std::uint32_t b = 0; b < scenario_.nodes; ++b) {
+        if (((side >> a) & 1) != ((side >> b) & 1)) cut(a, b, change);
+      }
+    }
+  }
+
+  void link_fault(const Fault& fault, Nanos length) {
+    const std::uint32_t n = fault.node;
+    const std::uint32_t other = fault.other;
+    const auto amount = fault.amount;
+    switch (fault.kind) {
       case FaultKind::cut:
-        while_it_lasts([&] { cut(n, other, 1); }, [=] { cut(n, other, -1); });
+        for_a_while(
+            length, [&] { cut(n, other, 1); }, [=, this] { cut(n, other, -1); });
         break;
-      case FaultKind::partition: {
-        auto side = [amount = fault.amount](std::uint32_t i) { return (amount >> i) & 1; };
-        auto all = [this, cut, side](int change) {
-          for (std::uint32_t a = 0; a < scenario_.nodes; ++a) {
-            for (std::uint32_t b = 0; b < scenario_.nodes; ++b) {
-              if (side(a) != side(b)) cut(a, b, change);
-            }
-          }
+      case FaultKind::partition:
+        for_a_while(
+            length, [&] { cut_between(amount, 1); }, [=, this] { cut_between(amount, -1); });
+        break;
+      case FaultKind::partial_cut: {
+        const auto both = [this, n, other](int change) {
+          cut(n, other, change);
+          cut(other, n, change);
         };
-        while_it_lasts([&] { all(1); }, [all] { all(-1); });
+        for_a_while(
+            length, [&] { both(1); }, [both] { both(-1); });
         break;
       }
-      case FaultKind::partial_cut:
-        while_it_lasts(
-            [&] {
-              cut(n, other, 1);
-              cut(other, n, 1);
-            },
-            [=] {
-              cut(n, other, -1);
-              cut(other, n, -1);
-            });
-        break;
       case FaultKind::lossy:
-        while_it_lasts(
-            [&] { links_[n][other].extra_loss.push_back(static_cast<unsigned>(fault.amount)); },
+        for_a_while(
+            length, [&] { links_[n][other].extra_loss.push_back(static_cast<unsigned>(amount)); },
             [this, n, other] { links_[n][other].extra_loss.pop_back(); });
         break;
       case FaultKind::slow_link:
-        while_it_lasts(
+        for_a_while(
+            length,
             [&] {
-              links_[n][other].slower.push_back(fault.amount);
-              links_[other][n].slower.push_back(fault.amount);
+              links_[n][other].slower.push_back(amount);
+              links_[other][n].slower.push_back(amount);
             },
             [this, n, other] {
               links_[n][other].slower.pop_back();
@@ -856,17 +937,7 @@ class World {
       case FaultKind::session_reset:
         lose_session(n, other, 0);
         break;
-      case FaultKind::clock_jump:
-        node.offset += fault.amount;
-        break;
-      case FaultKind::clock_drift:
-        while_it_lasts([&] { set_drift(n, fault.amount); }, [this, n] { set_drift(n, 0); });
-        break;
-      case FaultKind::forged:
-        forge(n, other, static_cast<std::uint64_t>(fault.amount));
-        break;
-      case FaultKind::burst:
-        while_it_lasts([&] { ++node.bursts; }, [this, n] { --nodes_[n].bursts; });
+      default:
         break;
     }
   }
