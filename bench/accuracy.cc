@@ -75,7 +75,7 @@ bool takes(const Options& options, const std::string& folder) {
 }
 
 /// What one region's clients were told of one limit.
-struct Told {
+struct Answers {
   std::map<std::int64_t, std::uint64_t> admitted;  // by window
   std::map<std::int64_t, std::uint64_t> by_bin;
   std::uint64_t unknown = 0;
@@ -85,7 +85,7 @@ struct Told {
 class Region {
  public:
   Region(const Options& options, std::size_t index, const std::string& address, Nanos end)
-      : options_(options), index_(index), end_(end), told_(options.limits.size()) {
+      : options_(options), index_(index), end_(end), answers_(options.limits.size()) {
     rpc::NodeClientOptions client;
     client.address = address;
     client.deadline = 5 * kSecond;
@@ -99,10 +99,10 @@ class Region {
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
 
-  const std::vector<Told>& finish() {
+  const std::vector<Answers>& finish() {
     thread_.join();
     client_.reset();  // what is unanswered is told as unknown
-    return told_;
+    return answers_;
   }
 
  private:
@@ -146,12 +146,12 @@ class Region {
             const std::vector<Reply>& replies) {
     std::lock_guard lock(mutex_);
     for (std::size_t i = 0; i < of.size(); ++i) {
-      Told& told = told_[of[i]];
+      Answers& answers = answers_[of[i]];
       if (!replies[i].error.empty()) {
-        ++told.unknown;
+        ++answers.unknown;
       } else if (replies[i].allowed) {
-        ++told.admitted[number];
-        ++told.by_bin[now / kBin];
+        ++answers.admitted[number];
+        ++answers.by_bin[now / kBin];
       }
     }
   }
@@ -160,7 +160,7 @@ class Region {
   std::size_t index_;
   Nanos end_;
   std::mutex mutex_;
-  std::vector<Told> told_;
+  std::vector<Answers> answers_;
   std::optional<rpc::NodeClient> client_;
   std::thread thread_;
 };
@@ -218,11 +218,11 @@ std::vector<Result> measure(const Options& options, const std::string& folder) {
   std::vector<std::map<std::int64_t, std::uint64_t>> windows(results.size());
   std::vector<std::map<std::int64_t, std::uint64_t>> bins(results.size());
   for (auto& region : regions) {
-    const std::vector<Told>& told = region->finish();
+    const std::vector<Answers>& answers = region->finish();
     for (std::size_t i = 0; i < results.size(); ++i) {
-      for (auto [number, units] : told[i].admitted) windows[i][number] += units;
-      for (auto [bin, units] : told[i].by_bin) bins[i][bin] += units;
-      results[i].unknown += told[i].unknown;
+      for (auto [number, units] : answers[i].admitted) windows[i][number] += units;
+      for (auto [bin, units] : answers[i].by_bin) bins[i][bin] += units;
+      results[i].unknown += answers[i].unknown;
     }
   }
   for (std::size_t i = 0; i < results.size(); ++i) {

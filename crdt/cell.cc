@@ -86,7 +86,7 @@ bool valid(const Cell& cell) {
   if (state.checkpoint.counted == 0 && state.checkpoint != Checkpoint{}) return false;
   return state.checkpoint.counted <= cell.total() && state.checkpoint.at >= 0 &&
          state.checkpoint.at <= kMaxTime && state.touched >= 0 && state.touched <= kMaxTime &&
-         state.expiry >= state.touched && state.expiry - state.touched <= kMaxLife;
+         state.expiry >= state.touched && state.expiry - state.touched <= kMaxLifetime;
 }
 
 DebtTicks debt_at(const BucketState& bucket, std::uint64_t total, Nanos now, std::uint64_t rate,

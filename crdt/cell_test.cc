@@ -12,13 +12,14 @@ constexpr Incarnation kB{0, 2};
 constexpr std::uint64_t kMax = std::numeric_limits<std::uint64_t>::max();
 
 TEST(Epoch, GenerationEndsAtOrAfterTheCellAndWithinAnEighthOrASecond) {
-  for (Nanos life : {kMillisecond, kSecond, 2 * kSecond, kMinute, 2 * kHour, 62 * kDay, kMaxLife}) {
+  for (Nanos lifetime :
+       {kMillisecond, kSecond, 2 * kSecond, kMinute, 2 * kHour, 62 * kDay, kMaxLifetime}) {
     for (Nanos start : {Nanos{0}, Nanos{1}, 1'700'000'000 * kSecond + 7, kMaxTime}) {
-      Epoch epoch{start, start + life};
+      Epoch epoch{start, start + lifetime};
       ASSERT_TRUE(valid_epoch(epoch));
       Nanos end = generation_of(epoch).end();
       EXPECT_GE(end, epoch.expiry);
-      EXPECT_LT(end - epoch.expiry, std::max(kSecond, life / 4 + 1));
+      EXPECT_LT(end - epoch.expiry, std::max(kSecond, lifetime / 4 + 1));
     }
   }
 }
@@ -27,7 +28,7 @@ TEST(Epoch, InvalidOnesAreTold) {
   EXPECT_FALSE(valid_epoch(kBucketEpoch));
   EXPECT_FALSE(valid_epoch({5, 5}));
   EXPECT_FALSE(valid_epoch({-2, 5}));
-  EXPECT_FALSE(valid_epoch({0, kMaxLife + 1}));
+  EXPECT_FALSE(valid_epoch({0, kMaxLifetime + 1}));
   EXPECT_FALSE(valid_epoch({kMaxTime + 1, kMaxTime + 2}));
   EXPECT_TRUE(generation_of(kBucketEpoch).is_bucket());
   EXPECT_EQ(kBucketGeneration.end(), kNever);

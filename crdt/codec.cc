@@ -28,9 +28,9 @@ class Writer {
   std::vector<std::byte>& out_;
 };
 
-class Reader {
+class ByteReader {
  public:
-  explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  explicit ByteReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
   std::size_t left() const { return bytes_.size() - at_; }
   bool byte(std::uint8_t& out) {
     if (left() == 0) return false;
@@ -58,7 +58,7 @@ class Reader {
   }
   bool nanos(Nanos& out) {
     std::uint64_t value = 0;
-    if (!varint(value) || value > static_cast<std::uint64_t>(kMaxTime + kMaxLife)) return false;
+    if (!varint(value) || value > static_cast<std::uint64_t>(kMaxTime + kMaxLifetime)) return false;
     out = static_cast<Nanos>(value);
     return true;
   }
@@ -77,7 +77,7 @@ class Reader {
   std::size_t at_ = 0;
 };
 
-bool read_bucket(Reader& in, BucketState& bucket) {
+bool read_bucket(ByteReader& in, BucketState& bucket) {
   std::uint64_t high = 0;
   std::uint64_t low = 0;
   if (!in.varint(bucket.checkpoint.counted) || !in.nanos(bucket.checkpoint.at) ||
@@ -89,16 +89,16 @@ bool read_bucket(Reader& in, BucketState& bucket) {
   return true;
 }
 
-bool read_cell(Reader& in, const std::vector<Incarnation>& writers, Cell& cell) {
+bool read_cell(ByteReader& in, const std::vector<Incarnation>& writers, Cell& cell) {
   std::uint8_t kind = 0;
   std::uint64_t slots = 0;
   if (!in.fixed64(cell.id.series.hi) || !in.fixed64(cell.id.series.lo) || !in.byte(kind)) {
     return false;
   }
   if (kind == 0) {
-    Nanos life = 0;
-    if (!in.nanos(cell.id.epoch.start) || !in.nanos(life)) return false;
-    cell.id.epoch.expiry = cell.id.epoch.start + life;
+    Nanos lifetime = 0;
+    if (!in.nanos(cell.id.epoch.start) || !in.nanos(lifetime)) return false;
+    cell.id.epoch.expiry = cell.id.epoch.start + lifetime;
   } else if (kind == 1) {
     cell.id.epoch = kBucketEpoch;
     if (!read_bucket(in, cell.bucket)) return false;
@@ -174,7 +174,7 @@ bool decode(std::span<const std::byte> bytes, Delta& out, std::string& error) {
   };
   out = Delta{};
   if (bytes.size() > kMaxEncodedDelta) return fail("delta larger than 64 MiB");
-  Reader in(bytes);
+  ByteReader in(bytes);
   std::uint8_t version = 0;
   if (!in.byte(version)) return fail("empty delta");
   if (version != kCodecVersion) {

@@ -11,7 +11,7 @@ constexpr int kMaxGrainLog2 = 17;  // about 36 hours
 
 bool valid_epoch(const Epoch& epoch) {
   return epoch.start >= 0 && epoch.start <= kMaxTime && epoch.expiry > epoch.start &&
-         epoch.expiry - epoch.start <= kMaxLife;
+         epoch.expiry - epoch.start <= kMaxLifetime;
 }
 
 Nanos Generation::end() const {

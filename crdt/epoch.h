@@ -10,7 +10,7 @@
 namespace weir::crdt {
 
 /// Longest time a windowed cell may live: two leap years and some slack, for calendar windows.
-inline constexpr Nanos kMaxLife = 800 * kDay;
+inline constexpr Nanos kMaxLifetime = 800 * kDay;
 
 /// One time window of one series, as the lattice sees it: counts from `start`, and after `expiry`
 /// no decision reads it any more. Both are functions of the rule and the window's number, so every
@@ -25,7 +25,7 @@ struct Epoch {
 /// A bucket's cell has no epoch.
 inline constexpr Epoch kBucketEpoch{-1, -1};
 
-/// 0 <= start < expiry <= kMaxTime + kMaxLife, at most kMaxLife long.
+/// 0 <= start < expiry <= kMaxTime + kMaxLifetime, at most kMaxLifetime long.
 bool valid_epoch(const Epoch& epoch);
 
 /// What is counted: a series in an epoch, or a series' bucket.
@@ -37,7 +37,7 @@ struct CellId {
 };
 
 /// Cells that expire together, in memory, in digests and on disk. A generation's grain is a power
-/// of two of seconds, at least an eighth of the cell's life; the generation ends at the first
+/// of two of seconds, at least an eighth of the cell's lifetime; the generation ends at the first
 /// multiple of the grain that is not before the cell's expiry. The bucket generation never ends.
 struct Generation {
   std::int32_t grain_log2 = -1;  ///< -1: the buckets

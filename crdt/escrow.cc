@@ -9,9 +9,9 @@ namespace weir::crdt {
 namespace {
 
 constexpr std::uint64_t kTop = std::uint64_t{1} << 63;
-constexpr std::uint64_t kRegisterSeed = 0x7765697253686172ull;
-/// A register holds the lives of this long, and lives twice as long: longer than any window.
-constexpr Nanos kRegisterPeriod = kMaxLife / 2;
+constexpr std::uint64_t kRegistrySeed = 0x7765697253686172ull;
+/// A registry holds the incarnations of this long, and lives twice as long: longer than any window.
+constexpr Nanos kRegistryPeriod = kMaxLifetime / 2;
 
 std::uint64_t hash_text(std::uint64_t seed, std::string_view text) {
   seed = mix64(seed, text.size());
@@ -20,12 +20,12 @@ std::uint64_t hash_text(std::uint64_t seed, std::string_view text) {
 }
 
 std::uint64_t hash_of(const Member& member) {
-  return hash_text(hash_text(kRegisterSeed, member.region), member.node);
+  return hash_text(hash_text(kRegistrySeed, member.region), member.node);
 }
 
-CellId register_of(const Member& member, Nanos start) {
+CellId registry_of(const Member& member, Nanos start) {
   std::uint64_t name = hash_of(member);
-  return {{mix64(name, 1), mix64(name, 2)}, {start, start + kMaxLife}};
+  return {{mix64(name, 1), mix64(name, 2)}, {start, start + kMaxLifetime}};
 }
 
 std::uint64_t row_of(const Cell* current, const Cell* before, const SlotId& slot) {
@@ -36,7 +36,7 @@ std::uint64_t row_of(const Cell* current, const Cell* before, const SlotId& slot
 }  // namespace
 
 std::uint64_t transfer_row(const Incarnation& to) {
-  return (mix64(mix64(kRegisterSeed, to.hi), to.lo) | kTop) & ~std::uint64_t{1};
+  return (mix64(mix64(kRegistrySeed, to.hi), to.lo) | kTop) & ~std::uint64_t{1};
 }
 
 bool is_escrow(const Cell& cell) {
@@ -115,7 +115,7 @@ Nanos ShareTable::next_change(Nanos instant) const {
 }
 
 std::uint64_t ShareTable::version(Nanos instant) const {
-  std::uint64_t hash = kRegisterSeed;
+  std::uint64_t hash = kRegistrySeed;
   for (std::size_t i = 0; i < holders_.size(); ++i) {
     std::uint32_t weight = holders_[i].weight_at(instant);
     if (weight != 0) hash = mix64(mix64(hash, names_[i]), weight);
@@ -123,14 +123,15 @@ std::uint64_t ShareTable::version(Nanos instant) const {
   return hash;
 }
 
-bool Succession::has(const Incarnation& life) const {
-  return std::find(lives.begin(), lives.end(), life) != lives.end();
+bool Succession::has(const Incarnation& incarnation) const {
+  return std::find(incarnations.begin(), incarnations.end(), incarnation) != incarnations.end();
 }
 
 Holding holding_of(const Cell& cell, const Succession& succession,
                    const std::function<bool(const Incarnation&)>& is_own) {
   std::vector<std::uint64_t> ours;
-  for (const Incarnation& life : succession.lives) ours.push_back(transfer_row(life));
+  for (const Incarnation& incarnation : succession.incarnations)
+    ours.push_back(transfer_row(incarnation));
   Holding holding;
   for (const Slot& slot : cell.slots) {
     if (is_fill(slot.id.birth)) {
@@ -167,32 +168,32 @@ std::optional<std::uint64_t> raised_transfer(const Incarnation& from, const Inca
   return row + static_cast<std::uint64_t>(std::min(lacking, available));
 }
 
-CellId register_cell(const Member& member, Nanos now) {
-  return register_of(member, now / kRegisterPeriod * kRegisterPeriod);
+CellId registry_cell(const Member& member, Nanos now) {
+  return registry_of(member, now / kRegistryPeriod * kRegistryPeriod);
 }
 
-CellId register_cell_before(const Member& member, Nanos now) {
-  return register_of(member, std::max<Nanos>(now / kRegisterPeriod - 1, 0) * kRegisterPeriod);
+CellId registry_cell_before(const Member& member, Nanos now) {
+  return registry_of(member, std::max<Nanos>(now / kRegistryPeriod - 1, 0) * kRegistryPeriod);
 }
 
-bool is_register(const CellId& id) {
-  return !id.is_bucket() && id.epoch.expiry - id.epoch.start == kMaxLife &&
-         id.epoch.start % kRegisterPeriod == 0;
+bool is_registry(const CellId& id) {
+  return !id.is_bucket() && id.epoch.expiry - id.epoch.start == kMaxLifetime &&
+         id.epoch.start % kRegistryPeriod == 0;
 }
 
-Succession succession_of(const Incarnation& life, const Cell* current, const Cell* before) {
+Succession succession_of(const Incarnation& incarnation, const Cell* current, const Cell* before) {
   Succession result;
-  Incarnation at = life;
+  Incarnation at = incarnation;
   while (at && !result.has(at)) {
-    result.lives.push_back(at);
-    std::uint64_t horizon = row_of(current, before, {at, kHorizonRow});
-    result.horizon = horizon == 0 ? kNever : static_cast<Nanos>(horizon - 1);
-    if (row_of(current, before, {at, kFirstRow}) != 0) result.horizon = -1;
+    result.incarnations.push_back(at);
+    std::uint64_t fence_time = row_of(current, before, {at, kFenceRow});
+    result.fence_time = fence_time == 0 ? kNever : static_cast<Nanos>(fence_time - 1);
+    if (row_of(current, before, {at, kFirstRow}) != 0) result.fence_time = -1;
     Incarnation previous;
     for (const Cell* cell : {current, before}) {
       if (cell == nullptr) continue;
       for (const Slot& slot : cell->slots) {
-        if (slot.id.birth != kHorizonRow || slot.id.writer == at) continue;
+        if (slot.id.birth != kFenceRow || slot.id.writer == at) continue;
         if (row_of(current, before, {at, succession_row(slot.id.writer)}) != 0) {
           previous = slot.id.writer;
         }

@@ -17,9 +17,9 @@ namespace weir::crdt {
 /// So the matrix joins, travels, is acknowledged and stored as every other cell is, and a member
 /// raises its own rows only.
 ///
-/// Rights are transferred to a *life* (an incarnation) of a member, not to its name: what a life
-/// that is gone was given, and may have spent unseen, is not anybody else's. A life may succeed
-/// the one before it, and then has all that it had: see Succession.
+/// Rights are transferred to an *incarnation* of a member, not to its name: what an incarnation
+/// that is gone was given, and may have spent unseen, is not anybody else's. An incarnation may
+/// succeed the one before it, and then has all that it had: see Succession.
 
 __extension__ typedef __int128 Int128;
 
@@ -27,7 +27,7 @@ __extension__ typedef __int128 Int128;
 
 /// Units that the writer has used of its rights, or keeps for use (its durable ceiling).
 inline constexpr std::uint64_t kUsedRow = 1;
-/// Units that the writer has transferred to the life `to`. At least 2^63, and even.
+/// Units that the writer has transferred to the incarnation `to`. At least 2^63, and even.
 std::uint64_t transfer_row(const Incarnation& to);
 /// Of a bucket's rights: how many of those in transfer_row(to) are full. At least 2^63, and odd.
 inline std::uint64_t fill_row(const Incarnation& to) {
@@ -90,38 +90,39 @@ class ShareTable {
   std::vector<std::uint64_t> names_;  // hashes of the members
 };
 
-// Lives.
+// Incarnations.
 
-/// The lives of one member that are as one: each took over all rights of the one before, having
-/// made sure that its disk held everything that one did.
+/// The incarnations of one member that are as one: each took over all rights of the one before,
+/// having made sure that its disk held everything that one did.
 struct Succession {
-  std::vector<Incarnation> lives;  ///< newest first
-  /// The oldest of them came after another life, or cannot know: in windows that start at or
-  /// before this the member's share belongs to lives before it. -1: it was the member's first.
-  Nanos horizon = kNever;
+  std::vector<Incarnation> incarnations;  ///< newest first
+  /// The oldest of them came after another incarnation, or cannot know: in windows that start at or
+  /// before this the member's share belongs to incarnations before it. -1: it was the member's
+  /// first.
+  Nanos fence_time = kNever;
 
-  bool has(const Incarnation& life) const;
-  bool takes_share(const Epoch& epoch) const { return epoch.start > horizon; }
+  bool has(const Incarnation& incarnation) const;
+  bool takes_share(const Epoch& epoch) const { return epoch.start > fence_time; }
 };
 
 /// What the rows of one cell say of one member's rights.
 struct Holding {
-  Uint128 received = 0;  ///< by lives of the succession
+  Uint128 received = 0;  ///< by incarnations of the succession
   Uint128 given = 0;     ///< by them
   Uint128 used = 0;      ///< by them
-  Uint128 before = 0;    ///< given and used by the member's other lives
+  Uint128 before = 0;    ///< given and used by the member's other incarnations
   Uint128 filled =
-      0;  ///< of a bucket: received full by the newest life; a level is no earlier one's
+      0;  ///< of a bucket: received full by the newest incarnation; a level is no earlier one's
   friend bool operator==(const Holding&, const Holding&) = default;
 };
 
-/// `is_own` says whether an incarnation is a life of the member.
+/// `is_own` says whether an incarnation is one of the member.
 Holding holding_of(const Cell& cell, const Succession& succession,
                    const std::function<bool(const Incarnation&)>& is_own);
 
-/// What the newest life may still use. Signed: below 0 where a settlement overran its reservation.
-/// Never more than the member truly has, whatever rows of others are missing; its own must all be
-/// there.
+/// What the newest incarnation may still use. Signed: below 0 where a settlement overran its
+/// reservation. Never more than the member truly has, whatever rows of others are missing; its own
+/// must all be there.
 Int128 rights(const Holding& holding, const Succession& succession, const Epoch& epoch,
               std::uint64_t share);
 
@@ -133,25 +134,25 @@ std::optional<std::uint64_t> raised_transfer(const Incarnation& from, const Inca
                                              std::uint64_t row, std::uint64_t wanted,
                                              Int128 available);
 
-// The register of lives: every member has a cell that its lives write themselves into, which is
-// how a cluster remembers what a lost disk forgot. No rule's window is that long.
+// The incarnation registry: every member has a cell that its incarnations write themselves into,
+// which is how a cluster remembers what a lost disk forgot. No rule's window is that long.
 
-/// The member's register in use at `now`, and the one before, in which lives still may be that
-/// some window remembers.
-CellId register_cell(const Member& member, Nanos now);
-CellId register_cell_before(const Member& member, Nanos now);
-bool is_register(const CellId& id);
+/// The member's registry in use at `now`, and the one before, in which incarnations still may be
+/// that some window remembers.
+CellId registry_cell(const Member& member, Nanos now);
+CellId registry_cell_before(const Member& member, Nanos now);
+bool is_registry(const CellId& id);
 
-/// A life's row: 1 + its horizon.
-inline constexpr std::uint64_t kHorizonRow = 2;
-/// "No life of this member was before me."
+/// An incarnation's row: 1 + its fence time.
+inline constexpr std::uint64_t kFenceRow = 2;
+/// "No incarnation of this member was before me."
 inline constexpr std::uint64_t kFirstRow = 3;
-/// "I take over from this life." At least 2^63.
+/// "I take over from this incarnation." At least 2^63.
 inline std::uint64_t succession_row(const Incarnation& before) {
   return transfer_row(before);
 }
 
-/// What `life` may count as its own, by the member's registers (null: not held).
-Succession succession_of(const Incarnation& life, const Cell* current, const Cell* before);
+/// What `incarnation` may count as its own, by the member's registries (null: not held).
+Succession succession_of(const Incarnation& incarnation, const Cell* current, const Cell* before);
 
 }  // namespace weir::crdt

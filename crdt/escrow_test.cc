@@ -14,8 +14,8 @@ constexpr Incarnation kA2{1, 2};
 constexpr Incarnation kB{2, 1};
 constexpr Epoch kMinuteEpoch{kHour, kHour + kMinute};
 
-bool is_a(const Incarnation& life) {
-  return life.hi == 1;
+bool is_a(const Incarnation& incarnation) {
+  return incarnation.hi == 1;
 }
 
 TEST(Escrow, EqualMembersShareEqually) {
@@ -52,8 +52,8 @@ TEST(Escrow, RightsAreSharePlusReceivedLessGivenAndUsed) {
   EXPECT_TRUE(is_escrow(cell));
   Succession first{{kA}, -1};
   EXPECT_EQ(rights(holding_of(cell, first, is_a), first, kMinuteEpoch, 20), 12);
-  // One that took over has the same; one that did not has nothing in a window up to its horizon,
-  // and of a later one what the life before it left.
+  // One that took over has the same; one that did not has nothing in a window up to its fence time,
+  // and of a later one what the incarnation before it left.
   Succession next{{kA2, kA}, -1};
   EXPECT_EQ(rights(holding_of(cell, next, is_a), next, kMinuteEpoch, 20), 12);
   Succession lost{{kA2}, kHour};
@@ -75,29 +75,29 @@ TEST(Escrow, TransfersThatMakeNoSenseAreRefused) {
   EXPECT_EQ(raised_transfer(kA, {}, 3, 8, 100), std::nullopt);
 }
 
-TEST(Escrow, TheRegisterTellsWhoTookOverFromWhom) {
+TEST(Escrow, TheRegistryTellsWhoTookOverFromWhom) {
   Member member{"eu", "a"};
   Nanos now = 20'000 * kDay;
-  Cell before{register_cell_before(member, now), {}, {}};
-  Cell current{register_cell(member, now), {}, {}};
-  ASSERT_TRUE(is_register(before.id));
-  ASSERT_TRUE(is_register(current.id));
+  Cell before{registry_cell_before(member, now), {}, {}};
+  Cell current{registry_cell(member, now), {}, {}};
+  ASSERT_TRUE(is_registry(before.id));
+  ASSERT_TRUE(is_registry(current.id));
   ASSERT_NE(before.id, current.id);
-  EXPECT_FALSE(is_register({{1, 1}, kMinuteEpoch}));
-  before.raise({kA, kHorizonRow}, 100);
-  current.raise({kA2, kHorizonRow}, 200);
+  EXPECT_FALSE(is_registry({{1, 1}, kMinuteEpoch}));
+  before.raise({kA, kFenceRow}, 100);
+  current.raise({kA2, kFenceRow}, 200);
   ASSERT_TRUE(valid(current));
   Succession alone = succession_of(kA2, &current, &before);
-  EXPECT_EQ(alone.lives, (std::vector<Incarnation>{kA2}));
-  EXPECT_EQ(alone.horizon, 199);
+  EXPECT_EQ(alone.incarnations, (std::vector<Incarnation>{kA2}));
+  EXPECT_EQ(alone.fence_time, 199);
   current.raise({kA2, succession_row(kA)}, 1);
   Succession both = succession_of(kA2, &current, &before);
-  EXPECT_EQ(both.lives, (std::vector<Incarnation>{kA2, kA}));
-  EXPECT_EQ(both.horizon, 99);
+  EXPECT_EQ(both.incarnations, (std::vector<Incarnation>{kA2, kA}));
+  EXPECT_EQ(both.fence_time, 99);
   before.raise({kA, kFirstRow}, 1);
-  EXPECT_EQ(succession_of(kA2, &current, &before).horizon, -1);
-  // A life that nobody wrote down takes no share at all.
-  EXPECT_EQ(succession_of(kB, &current, nullptr).horizon, kNever);
+  EXPECT_EQ(succession_of(kA2, &current, &before).fence_time, -1);
+  // An incarnation that nobody wrote down takes no share at all.
+  EXPECT_EQ(succession_of(kB, &current, nullptr).fence_time, kNever);
 }
 
 TEST(Escrow, RowsSurviveTheCodec) {

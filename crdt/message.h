@@ -98,8 +98,8 @@ struct Repair {
 // Escrow rules (docs/escrow.md). The replica does not know these: limits/escrow/escrow_agent.h
 // does.
 
-/// "Of this window's rights you shall have transferred at least `wanted` to me", to the life that
-/// sends it. A total and not a difference, so any number of copies is one request. There is no
+/// "Of this window's rights you shall have transferred at least `wanted` to me", to the incarnation
+/// that sends it. A total and not a difference, so any number of copies is one request. There is no
 /// answer but the row itself, which comes as every row does.
 struct RightsRequest {
   SeriesId rule;  ///< RightsNeed::rule
@@ -108,26 +108,27 @@ struct RightsRequest {
   friend bool operator==(const RightsRequest&, const RightsRequest&) = default;
 };
 
-/// "I am `life`, and would spend my rights: is there anything against it?"
-struct LifeClaim {
-  Incarnation life;
+/// "I am `incarnation`, and would spend my rights: is there anything against it?"
+struct RejoinRequest {
+  Incarnation incarnation;
   Nanos at = 0;               ///< the sender's time
   std::uint64_t version = 0;  ///< ShareTable::version(at)
-  friend bool operator==(const LifeClaim&, const LifeClaim&) = default;
+  friend bool operator==(const RejoinRequest&, const RejoinRequest&) = default;
 };
 
-/// Answers a LifeClaim, if the life stands in the register here, durably, if shares agree, and if
-/// no other life of that member was heard of lately; otherwise nothing is answered.
-struct LifeWitness {
-  Incarnation life;
-  Nanos at = 0;            ///< as claimed
+/// Answers a RejoinRequest, if the incarnation stands in the registry here, durably, if shares
+/// agree, and if no other incarnation of that member was heard of lately; otherwise nothing is
+/// answered.
+struct RejoinConfirmation {
+  Incarnation incarnation;
+  Nanos at = 0;            ///< as requested
   Nanos now = 0;           ///< the sender's time
-  std::uint64_t rows = 0;  ///< digest of what it holds of that member's other lives
-  friend bool operator==(const LifeWitness&, const LifeWitness&) = default;
+  std::uint64_t rows = 0;  ///< digest of what it holds of that member's other incarnations
+  friend bool operator==(const RejoinConfirmation&, const RejoinConfirmation&) = default;
 };
 
-using Message =
-    std::variant<Push, Ack, DigestOffer, Inventory, Repair, RightsRequest, LifeClaim, LifeWitness>;
+using Message = std::variant<Push, Ack, DigestOffer, Inventory, Repair, RightsRequest,
+                             RejoinRequest, RejoinConfirmation>;
 /// For tables by Message::index().
 inline constexpr std::size_t kMessageKinds = std::variant_size_v<Message>;
 

@@ -27,15 +27,15 @@ constexpr unsigned kBucketsPerTick = 1024;
 struct Table;
 
 /// A cell that is held. It stays where it is for as long as it is.
-struct Entry {
+struct CellEntry {
   Cell cell;
   Table* table = nullptr;   // that holds it
   std::uint64_t stamp = 0;  // last growth of the current own slot; 0: none
   std::uint64_t digest = 0;
   std::uint64_t own_birth = 0;  // buckets: of the slot that this incarnation counts in
-  WriteId anew = 0;       // own counts up to this write may count slots that were forgotten since
-  unsigned pending = 0;   // buckets: own counts that wait for the disk; while any does, it is held
-  Entry* next = nullptr;  // buckets: in BucketQueue
+  WriteId reset_at = 0;  // own counts up to this write may count slots that were forgotten since
+  unsigned pending = 0;  // buckets: own counts that wait for the disk; while any does, it is held
+  CellEntry* next = nullptr;  // buckets: in BucketQueue
 };
 
 /// Every bucket, by when to see whether it is over. Use moves a bucket's end away all the time;
@@ -44,29 +44,31 @@ struct Entry {
 class BucketQueue {
  public:
   /// Not in the queue now. It is due in the second after `end`.
-  void put(Entry& entry, Nanos end) { entry.next = std::exchange(due_[end / kSecond + 1], &entry); }
+  void put(CellEntry& entry, Nanos end) {
+    entry.next = std::exchange(due_[end / kSecond + 1], &entry);
+  }
   /// One that is due at `floor`, or null. No longer in the queue.
-  Entry* take(Nanos floor) {
+  CellEntry* take(Nanos floor) {
     auto first = due_.begin();
     if (first == due_.end() || first->first > floor / kSecond) return nullptr;
-    Entry* entry = first->second;
+    CellEntry* entry = first->second;
     first->second = std::exchange(entry->next, nullptr);
     if (first->second == nullptr) due_.erase(first);
     return entry;
   }
 
  private:
-  std::map<std::int64_t, Entry*> due_;  // by second, linked
+  std::map<std::int64_t, CellEntry*> due_;  // by second, linked
 };
 
 struct Table {
-  CellTable<Entry> cells;
+  CellTable<CellEntry> cells;
   std::uint64_t digest = 0;
 };
 
 struct PendingCount {
   OwnCount own;
-  Entry* entry = nullptr;  // the cell's, if it has one
+  CellEntry* entry = nullptr;  // the cell's, if it has one
 };
 
 struct Pending {
@@ -96,7 +98,7 @@ struct Peer {
   Nanos next_offer = 0;
   unsigned quick_rounds = 0;
   bool agrees = false;
-  Nanos in_step_at = 0;
+  Nanos caught_up_at = 0;
   Nanos heard_at = 0;
 };
 
@@ -173,7 +175,7 @@ struct Replica::Impl {
   std::size_t cell_count = 0;
   // By stamp: the cells whose own slot grew, except those that every peer has. All stamps above
   // stream_floor are here, and none below.
-  absl::btree_map<std::uint64_t, Entry*> stream;
+  absl::btree_map<std::uint64_t, CellEntry*> stream;
   std::uint64_t stream_floor = 0;
   std::uint64_t head = 0;                          // newest stamp
   std::uint64_t acked_by_all = ~std::uint64_t{0};  // of the peers ever met
@@ -221,7 +223,7 @@ struct Replica::Impl {
     return mix64(hash, static_cast<std::uint64_t>(id.epoch.expiry));
   }
 
-  Entry* lookup(const CellId& id) const {
+  CellEntry* lookup(const CellId& id) const {
     auto group = groups.find(group_of(id));
     if (group == groups.end()) return nullptr;
     return group->second.cells.find(hash_of(id), id);
@@ -234,7 +236,7 @@ struct Replica::Impl {
     struct Probe {
       const Table* table = nullptr;
       std::uint64_t hash = 0;
-      const Entry* entry = nullptr;
+      const CellEntry* entry = nullptr;
     };
     std::array<Probe, kTogether> probes;
     while (!counts.empty()) {
@@ -261,10 +263,10 @@ struct Replica::Impl {
     }
   }
 
-  Entry& hold(const CellId& id, const BucketState& bucket) {
+  CellEntry& hold(const CellId& id, const BucketState& bucket) {
     Group group = group_of(id);
     Table& table = groups[group];
-    Entry& entry = table.cells.add(hash_of(id), id);
+    CellEntry& entry = table.cells.add(hash_of(id), id);
     entry.table = &table;
     ++cell_count;
     first_end = std::min(first_end, group.generation.end());
@@ -275,7 +277,7 @@ struct Replica::Impl {
     return entry;
   }
 
-  static void renew_digest(Entry& entry) {
+  static void renew_digest(CellEntry& entry) {
     entry.table->digest -= entry.digest;
     entry.digest = digest_of(entry.cell);
     entry.table->digest += entry.digest;
@@ -283,7 +285,7 @@ struct Replica::Impl {
 
   /// Joins a part of the cell `id` into the state and keeps digests right. `entry` is the cell's;
   /// if it is null, there is none yet, and it will be. True if anything changed.
-  bool apply(Entry*& entry, const CellId& id, std::span<const Slot> slots,
+  bool apply(CellEntry*& entry, const CellId& id, std::span<const Slot> slots,
              const BucketState& bucket) {
     bool fresh = entry == nullptr;
     if (fresh) entry = &hold(id, bucket);
@@ -340,7 +342,7 @@ struct Replica::Impl {
 
   /// What goes to the disk of an own count. A bucket's checkpoint is written together with every
   /// slot it counted.
-  Cell written_of(const OwnCount& own, const Entry* entry) const {
+  Cell written_of(const OwnCount& own, const CellEntry* entry) const {
     Cell cell;
     if (entry != nullptr) cell = entry->cell;
     cell.id = own.cell;
@@ -351,7 +353,7 @@ struct Replica::Impl {
 
   /// An own count of a bucket waits for the disk no longer.
   void arrived(const PendingCount& count) {
-    Entry* entry = count.entry != nullptr ? count.entry : lookup(count.own.cell);
+    CellEntry* entry = count.entry != nullptr ? count.entry : lookup(count.own.cell);
     if (entry != nullptr) {
       --entry->pending;
     } else if (auto at = pending_unheld.find(count.own.cell); --at->second == 0) {
@@ -360,7 +362,7 @@ struct Replica::Impl {
   }
 
   /// `entry`: the cell's, or null if that is not known.
-  void apply_own(const OwnCount& own, Entry* entry, WriteId write) {
+  void apply_own(const OwnCount& own, CellEntry* entry, WriteId write) {
     BucketState bucket = own.bucket;
     if (over(own.cell, bucket)) {
       ++counters.late_cells;
@@ -369,15 +371,15 @@ struct Replica::Impl {
     if (entry == nullptr) entry = lookup(own.cell);
     Slot slot = own_slot(own);
     std::span<const Slot> slots(&slot, own.value > 0 ? 1 : 0);
-    bool anew = entry != nullptr && forget_if_reborn(*entry, slots);
-    if (anew || (entry != nullptr && write <= entry->anew)) {
+    bool was_reset = entry != nullptr && forget_if_reborn(*entry, slots);
+    if (was_reset || (entry != nullptr && write <= entry->reset_at)) {
       // Its checkpoint may count slots that are gone; it surely counts the own one.
       std::uint64_t& counted = bucket.checkpoint.counted;
       counted = std::min(counted, own.value);
     }
     bool changed = apply(entry, own.cell, slots, bucket);
-    if (anew) begin_anew(*entry);
-    if (changed || anew) {
+    if (was_reset) reset(*entry);
+    if (changed || was_reset) {
       entry->own_birth = own.birth;
       enter_stream(*entry);
     }
@@ -385,13 +387,13 @@ struct Replica::Impl {
     if (own.tell) outbox.durable.push_back(own);
   }
 
-  void leave_stream(const Entry& entry) {
+  void leave_stream(const CellEntry& entry) {
     if (entry.stamp > stream_floor) stream.erase(entry.stamp);
   }
 
   /// At its head, and out again at its tail with what nobody waits for: two for each that enters,
   /// so that the stream shrinks and no call takes long.
-  void enter_stream(Entry& entry) {
+  void enter_stream(CellEntry& entry) {
     leave_stream(entry);
     entry.stamp = ++head;
     if (acked_by_all >= head) {
@@ -413,9 +415,9 @@ struct Replica::Impl {
     }
   }
 
-  /// A slot born after a bucket was over starts it anew: what the bucket held has drained, and its
+  /// A slot born after a bucket was over resets it: what the bucket held has drained, and its
   /// checkpoint would leave the new units uncounted. True if it was forgotten.
-  bool forget_if_reborn(Entry& entry, std::span<const Slot> slots) {
+  bool forget_if_reborn(CellEntry& entry, std::span<const Slot> slots) {
     if (!entry.cell.id.is_bucket()) return false;
     auto over = static_cast<std::uint64_t>(entry.cell.bucket.expiry);
     for (const Slot& slot : slots) {
@@ -431,9 +433,9 @@ struct Replica::Impl {
     return false;
   }
 
-  void begin_anew(Entry& entry) {
-    entry.anew = last_write;
-    outbox.begun_anew.push_back(entry.cell.id);
+  void reset(CellEntry& entry) {
+    entry.reset_at = last_write;
+    outbox.reset_buckets.push_back(entry.cell.id);
   }
 
   void persisted(WriteId upto, Nanos now) {
@@ -562,7 +564,7 @@ struct Replica::Impl {
     return merged;
   }
 
-  /// A row that another life of this member wrote.
+  /// A row that another incarnation of this member wrote.
   bool elder_row(const CellId& cell, const SlotId& slot) const {
     if (cell.is_bucket() || slot.birth == 0 || slot.writer == options.incarnation) return false;
     auto member = members.find(slot.writer);
@@ -578,7 +580,7 @@ struct Replica::Impl {
 
   /// Joins one cell from a peer. Returns what must be written: the slots that grew, or the bucket.
   std::optional<Cell> merge_cell(const Cell& cell) {
-    Entry* entry = lookup(cell.id);
+    CellEntry* entry = lookup(cell.id);
     Cell grown;
     grown.id = cell.id;
     for (const Slot& slot : cell.slots) {
@@ -594,9 +596,9 @@ struct Replica::Impl {
     if (cell.id.is_bucket()) {
       // What waits for the disk was counted on top of what is here.
       bool free = entry != nullptr && entry->pending == 0;
-      bool anew = free && forget_if_reborn(*entry, cell.slots);
+      bool was_reset = free && forget_if_reborn(*entry, cell.slots);
       bool changed = apply(entry, cell.id, cell.slots, cell.bucket);
-      if (anew) begin_anew(*entry);
+      if (was_reset) reset(*entry);
       return changed ? std::optional<Cell>(entry->cell) : std::nullopt;
     }
     if (grown.slots.empty()) return std::nullopt;
@@ -606,7 +608,7 @@ struct Replica::Impl {
 
   /// False for a bucket slot made before the last time this bucket was dropped: its value is known
   /// to nobody but the peers any more.
-  static bool owns(const SlotId& slot, const Entry* entry) {
+  static bool owns(const SlotId& slot, const CellEntry* entry) {
     return is_row(slot.birth) || (entry != nullptr && entry->own_birth == slot.birth);
   }
 
@@ -654,14 +656,14 @@ struct Replica::Impl {
     while (!peer.in_flight.empty() && peer.in_flight.front() <= peer.acked) {
       peer.in_flight.pop_front();
     }
-    if (peer.acked == head) peer.in_step_at = now;
+    if (peer.acked == head) peer.caught_up_at = now;
     if (peer.truncated) push(index, now);
   }
 
   // Of escrow rules, which are not the replica's business.
   void on(PeerIndex, const Incarnation&, const RightsRequest&, Nanos) {}
-  void on(PeerIndex, const Incarnation&, const LifeClaim&, Nanos) {}
-  void on(PeerIndex, const Incarnation&, const LifeWitness&, Nanos) {}
+  void on(PeerIndex, const Incarnation&, const RejoinRequest&, Nanos) {}
+  void on(PeerIndex, const Incarnation&, const RejoinConfirmation&, Nanos) {}
 
   void on(PeerIndex index, const Incarnation&, const DigestOffer& message, Nanos) {
     Nanos common = std::max(floor, message.floor);
@@ -711,7 +713,7 @@ struct Replica::Impl {
       inventory.high = inventory.low + ((std::uint64_t{1} << shift) - 1);
       partial = true;
     }
-    for (const Entry& entry : at->second.cells) {
+    for (const CellEntry& entry : at->second.cells) {
       std::uint64_t key = cell_key(entry.cell.id);
       if (key >= inventory.low && key <= inventory.high &&
           inventory.cells.size() < kMaxInventoryCells) {
@@ -744,7 +746,7 @@ struct Replica::Impl {
       GroupWant want{inventory.group, {}};
       auto at = groups.find(inventory.group);
       if (at != groups.end()) {
-        for (const Entry& entry : at->second.cells) {
+        for (const CellEntry& entry : at->second.cells) {
           std::uint64_t key = cell_key(entry.cell.id);
           if (key < inventory.low || key > inventory.high) continue;
           auto other = theirs.find(key);
@@ -775,7 +777,7 @@ struct Replica::Impl {
       auto at = groups.find(want.group);
       if (at == groups.end()) continue;
       std::unordered_set<std::uint64_t> keys(want.keys.begin(), want.keys.end());
-      for (const Entry& entry : at->second.cells) {
+      for (const CellEntry& entry : at->second.cells) {
         if (!keys.contains(cell_key(entry.cell.id)) || ++sent > kMaxInventoryCells) continue;
         if (!packer.fits(entry.cell)) send();
         packer.add(entry.cell);
@@ -792,7 +794,7 @@ struct Replica::Impl {
     for (PeerIndex i = 0; i < peers.size(); ++i) {
       Peer& peer = peers[i];
       if (!peer.up) continue;
-      if (peer.acked == head) peer.in_step_at = now;
+      if (peer.acked == head) peer.caught_up_at = now;
       if (now >= peer.next_offer) offer(i, now);
     }
     if (now >= next_forget) {
@@ -801,7 +803,7 @@ struct Replica::Impl {
     }
   }
 
-  void drop(const Entry& entry) {
+  void drop(const CellEntry& entry) {
     leave_stream(entry);
     --cell_count;
   }
@@ -811,7 +813,7 @@ struct Replica::Impl {
     if (first_end <= floor) drop_ended();
     // Buckets end one by one; few a tick keep the pause short.
     for (unsigned i = 0; i < kBucketsPerTick; ++i) {
-      Entry* entry = buckets.take(bucket_floor);
+      CellEntry* entry = buckets.take(bucket_floor);
       if (entry == nullptr) break;
       Nanos end = entry->cell.bucket.expiry;
       if (end > bucket_floor || entry->pending > 0) {
@@ -833,7 +835,7 @@ struct Replica::Impl {
         ++at;
         continue;
       }
-      for (const Entry& entry : at->second.cells) drop(entry);
+      for (const CellEntry& entry : at->second.cells) drop(entry);
       at = groups.erase(at);
     }
   }
@@ -847,7 +849,7 @@ struct Replica::Impl {
     keep(options.incarnation);
     for (const Peer& peer : peers) keep(peer.incarnation);
     for (const auto& [group, table] : groups) {
-      for (const Entry& entry : table.cells) {
+      for (const CellEntry& entry : table.cells) {
         for (const Slot& slot : entry.cell.slots) keep(slot.id.writer);
       }
     }
@@ -865,7 +867,7 @@ void Replica::restore(const Delta& delta, Nanos now) {
   for (const auto& named : delta.members) impl_->members.insert(named);
   for (const Cell& cell : delta.cells) {
     if (!valid(cell) || impl_->over(cell.id, cell.bucket)) continue;
-    Entry* entry = impl_->lookup(cell.id);
+    CellEntry* entry = impl_->lookup(cell.id);
     impl_->apply(entry, cell.id, cell.slots, cell.bucket);
     impl_->outbox.changed.push_back(cell.id);
   }
@@ -968,13 +970,13 @@ Outbox Replica::take() {
 }
 
 const Cell* Replica::find(const CellId& id) const {
-  const Entry* entry = impl_->lookup(id);
+  const CellEntry* entry = impl_->lookup(id);
   return entry == nullptr ? nullptr : &entry->cell;
 }
 
 void Replica::for_each(const std::function<void(const Cell&)>& visit) const {
   for (const auto& [group, table] : impl_->groups) {
-    for (const Entry& entry : table.cells) visit(entry.cell);
+    for (const CellEntry& entry : table.cells) visit(entry.cell);
   }
 }
 
@@ -1008,7 +1010,7 @@ std::vector<PeerStatus> Replica::peers() const {
     if (peer.up) status.incarnation = peer.incarnation;
     status.acked = peer.acked;
     status.unacked = impl_->head - peer.acked;
-    status.in_step_at = peer.in_step_at;
+    status.caught_up_at = peer.caught_up_at;
     status.heard_at = peer.heard_at;
     status.agrees = peer.agrees;
     result.push_back(std::move(status));

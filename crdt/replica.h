@@ -21,7 +21,7 @@ struct OwnCount {
   std::uint64_t birth = 0;  ///< 0 for windowed cells, or which row (escrow.h)
   std::uint64_t value = 0;  ///< the whole total, not an increment
   BucketState bucket;       ///< buckets only
-  bool urgent = false;      ///< reached a mark of its limit: tell the peers at once
+  bool urgent = false;      ///< reached a sync threshold of its limit: tell the peers at once
   bool tell = false;        ///< comes back in Outbox::durable
 };
 
@@ -47,12 +47,12 @@ struct Outbox {
   std::vector<Envelope> messages;
   std::vector<Write> writes;    ///< in order
   std::vector<CellId> changed;  ///< cells in which slots other than the current own ones grew
-  /// Buckets that had drained and were begun anew: they hold less than before, so the limiter must
-  /// forget too (Limiter::begin_anew, before it absorbs what changed).
-  std::vector<CellId> begun_anew;
+  /// Buckets that had drained and were reset: they hold less than before, so the limiter must
+  /// forget too (Limiter::reset, before it absorbs what changed).
+  std::vector<CellId> reset_buckets;
   std::vector<OwnCount> durable;  ///< own counts that asked for it, and are durable now
   bool empty() const {
-    return messages.empty() && writes.empty() && changed.empty() && begun_anew.empty() &&
+    return messages.empty() && writes.empty() && changed.empty() && reset_buckets.empty() &&
            durable.empty();
   }
 };
@@ -78,7 +78,7 @@ struct PeerStatus {
   Incarnation incarnation;    ///< zero: no session
   std::uint64_t acked = 0;    ///< stamps up to this are durable at the peer
   std::uint64_t unacked = 0;  ///< stamps the peer has not acknowledged
-  Nanos in_step_at = 0;       ///< last time everything this node had was known to be there
+  Nanos caught_up_at = 0;     ///< last time everything this node had was known to be there
   Nanos heard_at = 0;         ///< last message
   bool agrees = false;        ///< the last digest round found nothing to repair
 };
@@ -93,8 +93,8 @@ struct ReplicaCounters {
   std::uint64_t stale_acks = 0;
   std::uint64_t repaired_cells = 0;  ///< changed by anti-entropy
   std::uint64_t alarms = 0;
-  /// Escrow rows of this member's other lives that a peer knew and this node did not. After a boot:
-  /// its disk is not the one on which they were written.
+  /// Escrow rows of this member's other incarnations that a peer knew and this node did not. After
+  /// a boot: its disk is not the one on which they were written.
   std::uint64_t elder_rows = 0;
 };
 
@@ -102,7 +102,7 @@ struct ReplicaCounters {
 /// messages, time and disk completions, and returns messages and writes through take(). It starts
 /// no thread, reads no clock, and is driven by one thread (not thread-safe).
 ///
-/// Invariants, each a law of docs/specification.md:
+/// Laws of docs/specification.md:
 ///  - An own count enters the state, and so may be sent, only once persisted (or at once with
 ///    `memory_only`, where the incarnation dies with the process).
 ///  - A push is acknowledged only once what it changed is persisted.

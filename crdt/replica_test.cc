@@ -235,7 +235,7 @@ TEST(Replica, AGapIsMergedButNotAcknowledged) {
   EXPECT_TRUE(mesh.nodes[1]->take().messages.empty());
 }
 
-TEST(Replica, ABucketThatDrainedIsBegunAnewAndTheDriverIsTold) {
+TEST(Replica, ABucketThatDrainedIsResetAndTheDriverIsTold) {
   Mesh mesh(2);
   mesh.settle();
   CellId id{{1, 1}, kBucketEpoch};
@@ -255,7 +255,7 @@ TEST(Replica, ABucketThatDrainedIsBegunAnewAndTheDriverIsTold) {
   // What waits for the disk was counted on top of the old slots, so they stay.
   own(kStart, 101, 101, later - kSecond);
   mesh.nodes[0]->receive(0, peer, Repair{{{news}, {}}, {}}, later);
-  EXPECT_TRUE(mesh.nodes[0]->take().begun_anew.empty());
+  EXPECT_TRUE(mesh.nodes[0]->take().reset_buckets.empty());
   EXPECT_EQ(mesh.nodes[0]->find(id)->total(), 103u);
 
   Mesh other(2);
@@ -264,7 +264,7 @@ TEST(Replica, ABucketThatDrainedIsBegunAnewAndTheDriverIsTold) {
   other.nodes[0]->count({&old, 1}, kStart);
   other.settle();
   other.nodes[0]->receive(0, peer, Repair{{{news}, {}}, {}}, later);
-  EXPECT_EQ(other.nodes[0]->take().begun_anew, std::vector<CellId>{id});
+  EXPECT_EQ(other.nodes[0]->take().reset_buckets, std::vector<CellId>{id});
   EXPECT_EQ(*other.nodes[0]->find(id), news);
 }
 

@@ -26,7 +26,7 @@ struct RuleStatus {
   Nanos retry_after = 0;
   /// Escrow, denied: there are no rights left here, but other members may have some, and are being
   /// asked. retry_after is then when to try again, and not exact.
-  bool elsewhere = false;
+  bool exhausted_locally = false;
   /// Which of the request's descriptors: 0 is Request::descriptor, those of Request::more follow.
   std::uint16_t descriptor = 0;
   /// Leaky buckets, allowed: time after which the request should be forwarded, so that no more

@@ -49,7 +49,7 @@ struct RuleCounters {
   std::uint64_t denied = 0;    ///< requests it denied (for a shadow rule: would have)
   std::uint64_t degraded = 0;  ///< requests that on_failure answered
   /// Of the denied: escrow, there were no rights here, but perhaps at other members.
-  std::uint64_t elsewhere = 0;
+  std::uint64_t exhausted_locally = 0;
 };
 
 struct RequestIdCounters {

@@ -42,10 +42,10 @@ class ReplicaSide {
   /// series is new and there is no memory for it.
   bool absorb(const crdt::Cell& cell);
   bool absorb(const crdt::Cell& cell, Growth& growth);
-  /// This bucket had drained, and the replica forgot it and began anew with `cell` (see
-  /// Outbox::begun_anew): what was counted before no longer counts, here neither. What this node
+  /// This bucket had drained, and the replica forgot it and reset it to `cell` (see
+  /// Outbox::reset_buckets): what was counted before no longer counts, here neither. What this node
   /// consumed since it was last drained stays.
-  void begin_anew(const crdt::Cell& cell);
+  void reset(const crdt::Cell& cell);
   /// Continues under `fresh`. `durable(cell, slot)` is what the replica holds of the old own slot:
   /// it stays behind as another writer's count, the rest moves to the fresh slot and will be
   /// drained. Not concurrently with drain or absorb.
@@ -53,7 +53,7 @@ class ReplicaSide {
       std::function<std::uint64_t(const crdt::CellId& cell, const crdt::SlotId& slot)>;
   void rebase(const crdt::Incarnation& fresh, const DurableCount& durable);
   /// Own counts of Outbox::durable.
-  void told_durable(const crdt::OwnCount& count);
+  void mark_durable(const crdt::OwnCount& count);
 
   // Escrow rules, for EscrowAgent.
 
@@ -61,10 +61,10 @@ class ReplicaSide {
   /// What others wrote of a window; replaces what was told before. The units of rights that came
   /// with it; nothing if there is no memory.
   std::optional<std::uint64_t> absorb_rows(const crdt::CellId& cell, const EscrowOthers& others);
-  /// Transfers rights of `cell`, a window of the rule RightsNeed::rule, to the life `to`, so that
-  /// they are `wanted` in all or as much as is left here beyond what this node itself is about to
-  /// need; with `all` this node needs nothing. It will be drained. Returns how many; 0 if nothing
-  /// can be given, as of a bucket's period that has begun.
+  /// Transfers rights of `cell`, a window of the rule RightsNeed::rule, to the incarnation `to`, so
+  /// that they are `wanted` in all or as much as is left here beyond what this node itself is about
+  /// to need; with `all` this node needs nothing. It will be drained. Returns how many; 0 if
+  /// nothing can be given, as of a bucket's period that has begun.
   std::uint64_t give_rights(const crdt::SeriesId& rule, const crdt::CellId& cell,
                             const crdt::Incarnation& to, std::uint64_t wanted, Nanos now,
                             bool all = false);

@@ -83,7 +83,7 @@ void tell(const Decision& decision, const RuleSet& rules, Reply& out) {
     to.shadow = from.shadow;
     to.degraded = from.degraded;
     to.delay = from.delay;
-    to.elsewhere = from.elsewhere;
+    to.exhausted_locally = from.exhausted_locally;
     to.quota = rule.limit;
     to.window = rule.calendar ? 0 : rule.window;
     to.over_admission.reset();

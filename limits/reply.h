@@ -59,10 +59,11 @@ struct Status {
   Nanos reset = 0;              ///< until the rule is as if unused
   Nanos retry_after = 0;        ///< denied: until this cost passes; kNever if it never can
   bool allowed = true;
-  bool shadow = false;     ///< evaluated, not enforced
-  bool degraded = false;   ///< the rule's on_failure answered, or what was promised is not kept
-  Nanos delay = 0;         ///< allowed by a leaky bucket: after which to forward the request
-  bool elsewhere = false;  ///< denied: other members may have rights left, and are being asked
+  bool shadow = false;    ///< evaluated, not enforced
+  bool degraded = false;  ///< the rule's on_failure answered, or what was promised is not kept
+  Nanos delay = 0;        ///< allowed by a leaky bucket: after which to forward the request
+  bool exhausted_locally =
+      false;  ///< denied: other members may have rights left, and are being asked
   /// If asked for: units, by which the rule may be over its limit at most, by what peers admitted
   /// unseen. At most 2^63 - 1.
   std::optional<std::uint64_t> over_admission{};

@@ -43,10 +43,10 @@ struct Request {
   bool wants_bound = false;
   /// If not empty: of the rules that match only those of these names apply. For one request that is
   /// decided in several places.
-  std::span<const std::string_view> only = {};
-  /// Escrow: what it asks for was counted before, perhaps by another member. It is no sign of demand
-  /// here.
-  bool demand_noted = false;
+  std::span<const std::string_view> rule_filter = {};
+  /// Escrow: what it asks for was counted before, perhaps by another member. It is no sign of
+  /// demand here.
+  bool demand_counted = false;
   /// Further descriptors of the same request, each with hits of its own. All pass or none does: a
   /// series that several of them count in must have room for the sum of their costs.
   std::span<const Descriptor> more = {};

@@ -395,7 +395,7 @@ class Parser {
     if (!read_.is_map(value)) {
       return read_.expected(value, "a mapping from regions to weights from 0 to 100");
     }
-    std::vector<yaml::Reader::Entry> entries;
+    std::vector<yaml::Reader::Member> entries;
     read_.entries(value, "region", entries);
     for (const auto& entry : entries) {
       std::string region;

@@ -174,7 +174,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     auto wall = [this] { return wall_clock(); };
     report = std::make_unique<NodeReport>(NodeReport::Sources{
         config, *engine, *coordinator, control, store.get(), peers.get(), wall, config.threads});
-    answers.rules = [this](std::string_view known) { return control.told(known); };
+    answers.rules = [this](std::string_view known) { return control.answer(known); };
     answers.status = [this] { return report->status_json(); };
     shared = std::make_unique<Worker::Shared>(
         Worker::Shared{config, loop, *engine, *coordinator, answers, wall});

@@ -66,8 +66,8 @@ EngineOptions engine_options(const NodeConfig& config, std::shared_ptr<const Rul
   return options;
 }
 
-HomeOptions home_options(const NodeConfig& config) {
-  HomeOptions options;
+ForwardOptions home_options(const NodeConfig& config) {
+  ForwardOptions options;
   options.members.push_back(config.self);
   for (const PeerConfig& peer : config.peers) options.members.push_back(peer.member);
   options.weights = config.home.weights;

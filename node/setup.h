@@ -4,7 +4,7 @@
 
 #include <weir/node/config.h>
 #include <weir/node/engine/engine.h>
-#include <weir/node/service/home.h>
+#include <weir/node/service/forwarder.h>
 #include <weir/storage/store.h>
 
 namespace weir::node {
@@ -12,7 +12,7 @@ namespace weir::node {
 // What a configuration means for each room.
 
 EngineOptions engine_options(const NodeConfig& config, std::shared_ptr<const RuleSet> rules);
-HomeOptions home_options(const NodeConfig& config);
+ForwardOptions home_options(const NodeConfig& config);
 /// Of a configuration with a storage.
 storage::LmdbOptions lmdb_options(const NodeConfig& config);
 

@@ -33,25 +33,25 @@ Worker::~Worker() {
 }
 
 void Worker::run(std::promise<void>& ready) {
-  bool told = false;
+  bool reported = false;
   try {
     rpc::EventLoop loop;
     Thread state(loop, shared_);
     loop_ = &loop;
     state_ = &state;
-    told = true;
+    reported = true;
     ready.set_value();
     loop.run();
     state.fronts.clear();
   } catch (...) {
-    if (!told) ready.set_exception(std::current_exception());
+    if (!reported) ready.set_exception(std::current_exception());
   }
 }
 
 bool Worker::start_front(ListenConfig& listen, rpc::Sharing sharing, std::shared_ptr<void>& among,
                          std::string& error) {
-  std::promise<bool> told;
-  std::future<bool> started = told.get_future();
+  std::promise<bool> result;
+  std::future<bool> started = result.get_future();
   loop_->post([&] {
     auto front = make_front(
         listen.front, {*loop_, shared_.config, &state_->service, nullptr, shared_.wall, among});
@@ -60,7 +60,7 @@ bool Worker::start_front(ListenConfig& listen, rpc::Sharing sharing, std::shared
       listen.address = rpc::with_port(listen.address, front->port());
       state_->fronts.push_back(std::move(front));
     }
-    told.set_value(listens);
+    result.set_value(listens);
   });
   return started.get();
 }

@@ -215,7 +215,7 @@ rc::Gen<Rule> mesh_bucket_rules() {
 }
 
 LAW(18, "nor through limiters, replicas, restarts and buckets that drained",
-    "news of another's consumption", "a bucket begun anew", "a restart", "a denial") {
+    "news of another's consumption", "a bucket that was reset", "a restart", "a denial") {
   MeshOptions options = *mesh_options(2, 3).as("mesh");
   options.loss_percent = std::min(options.loss_percent, 10);
   Rule rule = *mesh_bucket_rules().as("rule");
@@ -272,11 +272,11 @@ LAW(18, "nor through limiters, replicas, restarts and buckets that drained",
       }
     }
   }
-  reached("a bucket begun anew", mesh.begun_anew() > 0);
+  reached("a bucket that was reset", mesh.resets() > 0);
   for (const std::string& promise : mesh.broken()) RC_FAIL(promise);
 }
 
-LAW(18, "nor while own counts wait for the disk as a bucket is begun anew", "news before the disk",
+LAW(18, "nor while own counts wait for the disk as a bucket is reset", "news before the disk",
     "news in between", "news after the disk", "own units of before") {
   crdt::Incarnation self{100, 1};
   crdt::Incarnation peer{200, 1};
@@ -417,7 +417,7 @@ LAW(20, "with bounded delay a bucket's excess is at most what was unseen", "seve
   reached("several writers busy", busy.size() > 1);
 }
 
-LAW(20, "nor through limiters, replicas and buckets that drained", "a bucket begun anew",
+LAW(20, "nor through limiters, replicas and buckets that drained", "a bucket that was reset",
     "a debt that others know of", "two consumers", "one consumer alone") {
   MeshOptions options;
   options.nodes = *between<std::size_t>(2, 3).as("nodes");
@@ -455,7 +455,7 @@ LAW(20, "nor through limiters, replicas and buckets that drained", "a bucket beg
       reached("a debt that others know of", used > 0 && i != node);
     }
   }
-  reached("a bucket begun anew", mesh.begun_anew() > 0);
+  reached("a bucket that was reset", mesh.resets() > 0);
   reached("two consumers", consumers.size() > 1);
   reached("one consumer alone", consumers.size() == 1);
 }

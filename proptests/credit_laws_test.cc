@@ -136,7 +136,7 @@ LAW(42, "threads that decide on one series in turn are told what one thread alon
     RC_ASSERT(is.delay == should.delay);
     // Units in credits are few; and who has a credit is told what it knew when it took it.
     std::uint64_t most = should.remaining;
-    while (!recent.empty() && recent.front().first < now - Credits::kLife) recent.pop_front();
+    while (!recent.empty() && recent.front().first < now - Credits::kLifetime) recent.pop_front();
     for (const auto& [at, remaining] : recent) most = std::max(most, remaining);
     recent.push_back({now, should.remaining});
     RC_ASSERT(is.remaining <= most);
@@ -173,7 +173,7 @@ LAW(42, "threads that decide on one series in turn are told what one thread alon
           reached("the rules changed", behind > 0);
           if (bucket) {
             // What becomes of a debt depends on the last touch, which credits are no part of.
-            now += 2 * Credits::kLife;
+            now += 2 * Credits::kLifetime;
             if (!decide(0, 1)) break;
           }
           (bucket ? rule.burst : rule.limit) = *one_of<std::uint64_t>({700, 2000, 5000, 20000});
@@ -269,7 +269,7 @@ LAW(42, "threads whose requests meet several rules, some hot, are told what one 
     RC_ASSERT(got.allowed == wanted.allowed);
     RC_ASSERT(got.statuses.size() == rules.size());
     if (!got.allowed) RC_ASSERT(got.deciding == wanted.deciding);
-    while (!recent.empty() && recent.front().first < now - Credits::kLife) recent.pop_front();
+    while (!recent.empty() && recent.front().first < now - Credits::kLifetime) recent.pop_front();
     recent.push_back({now, wanted.statuses});
     for (std::size_t i = 0; i < rules.size(); ++i) {
       const RuleStatus& is = got.statuses[i];

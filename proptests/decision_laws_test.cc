@@ -378,8 +378,8 @@ LAW(47, "retry_after is tight, for buckets", "a wait", "never", "units no checkp
         *rc::gen::weightedOneOf<Nanos>({{2, between<Nanos>(state.checkpoint.at, now)},
                                         {1, between<Nanos>(now, now + std::min(full, kSecond))}});
     // It may have been touched last when the bucket was another one.
-    Nanos life = *chance(80) ? shape.fill_time() : *between<Nanos>(0, shape.fill_time());
-    state.expiry = state.touched + life;
+    Nanos lifetime = *chance(80) ? shape.fill_time() : *between<Nanos>(0, shape.fill_time());
+    state.expiry = state.touched + lifetime;
     total = counted + *rc::gen::weightedOneOf<std::uint64_t>({{1, rc::gen::just<std::uint64_t>(0)},
                                                               {2, between<std::uint64_t>(0, 5)}});
   }

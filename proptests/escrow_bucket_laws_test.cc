@@ -71,7 +71,7 @@ World world() {
 }
 
 LAW(23, "over any interval all nodes together take no more from a bucket than burst and rate allow",
-    WEIR_LIVE_CORNERS, "the whole burst", "lent", "some nodes share with weights") {
+    WEIR_LIVE_CLASSES, "the whole burst", "lent", "some nodes share with weights") {
   World made = world();
   Mesh mesh(made.options);
   std::map<std::string, OneBucket> one;
@@ -162,9 +162,9 @@ class Clocks {
     crdt::Cell& cell = nodes_[i].known[row.cell];
     cell.id = row.cell;
     cell.raise({{writer + 1, 1}, row.birth}, row.value);
-    crdt::Succession lives{{{i + 1, 1}}, -1};
+    crdt::Succession succession{{{i + 1, 1}}, -1};
     EscrowOthers others;
-    others.holding = crdt::holding_of(cell, lives, [](const auto&) { return false; });
+    others.holding = crdt::holding_of(cell, succession, [](const auto&) { return false; });
     nodes_[i].limiter->replica_side().absorb_rows(row.cell, others);
   }
   void sweep(std::size_t i) { nodes_[i].limiter->sweep(time(i)); }
@@ -434,7 +434,7 @@ LAW(17, "a member that is alone has the exact bucket, reservations included", "a
     RC_ASSERT(x.reset == y.reset);
     RC_ASSERT(x.retry_after == y.retry_after);
     RC_ASSERT(x.delay == y.delay);
-    RC_ASSERT(!x.elsewhere);
+    RC_ASSERT(!x.exhausted_locally);
     reached("a denied cost", !x.allowed);
   };
   reached("a leaky bucket", split.algorithm == Algorithm::leaky_bucket);

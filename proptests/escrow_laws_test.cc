@@ -130,7 +130,7 @@ class Members {
       nodes_.emplace_back();
       nodes_[i].view.id = truth_.id;
       begin(i);
-      nodes_[i].succession.horizon = -1;
+      nodes_[i].succession.fence_time = -1;
     }
   }
 
@@ -138,15 +138,18 @@ class Members {
   std::uint64_t share(std::size_t i) const {
     return shares_->share(member_of(i), truth_.id.series, limit_, kEpoch.start);
   }
-  bool own(std::size_t i, const Incarnation& life) const { return life.hi == i + 1; }
+  bool own(std::size_t i, const Incarnation& incarnation) const { return incarnation.hi == i + 1; }
   Int128 rights_of(std::size_t i, const Cell& cell) const {
-    Holding holding = crdt::holding_of(cell, nodes_[i].succession,
-                                       [&](const Incarnation& life) { return own(i, life); });
+    Holding holding =
+        crdt::holding_of(cell, nodes_[i].succession,
+                         [&](const Incarnation& incarnation) { return own(i, incarnation); });
     return crdt::rights(holding, nodes_[i].succession, kEpoch, share(i));
   }
   Int128 own_view(std::size_t i) const { return rights_of(i, nodes_[i].view); }
   Int128 global(std::size_t i) const { return rights_of(i, truth_); }
-  const Incarnation& life(std::size_t i) const { return nodes_[i].succession.lives.front(); }
+  const Incarnation& incarnation(std::size_t i) const {
+    return nodes_[i].succession.incarnations.front();
+  }
   Uint128 used() const {
     Uint128 sum = 0;
     for (const crdt::Slot& slot : truth_.slots) {
@@ -159,21 +162,21 @@ class Members {
 
   bool spend(std::size_t i, std::uint64_t units) {
     if (static_cast<Int128>(units) > own_view(i)) return false;
-    crdt::SlotId slot{life(i), crdt::kUsedRow};
+    crdt::SlotId slot{incarnation(i), crdt::kUsedRow};
     write(i, slot, nodes_[i].view.value_of(slot) + units);
     return true;
   }
-  /// `from` serves a request of what was `to`'s life when it asked.
+  /// `from` serves a request of what was `to`'s incarnation when it asked.
   bool serve(std::size_t from, const Incarnation& to, std::uint64_t wanted) {
-    crdt::SlotId slot{life(from), crdt::transfer_row(to)};
-    auto value = crdt::raised_transfer(life(from), to, nodes_[from].view.value_of(slot), wanted,
-                                       own_view(from));
+    crdt::SlotId slot{incarnation(from), crdt::transfer_row(to)};
+    auto value = crdt::raised_transfer(incarnation(from), to, nodes_[from].view.value_of(slot),
+                                       wanted, own_view(from));
     if (!value) return false;
     write(from, slot, *value);
     return true;
   }
   std::uint64_t received(std::size_t from, const Incarnation& to) const {
-    return truth_.value_of({life(from), crdt::transfer_row(to)});
+    return truth_.value_of({incarnation(from), crdt::transfer_row(to)});
   }
   void hear(std::size_t i, std::size_t from, std::size_t slot) {
     const Cell& other = nodes_[from].view;
@@ -183,15 +186,16 @@ class Members {
       nodes_[i].view.raise(other.slots[slot].id, other.slots[slot].value);
     }
   }
-  /// Another life; with its predecessor's disk it may take over.
+  /// Another incarnation; with its predecessor's disk it may take over.
   void reborn(std::size_t i, bool disk) {
     Succession before = nodes_[i].succession;
     if (!disk) nodes_[i].view.slots.clear();
     begin(i);
     if (!disk) return;
     Succession& after = nodes_[i].succession;
-    after.lives.insert(after.lives.end(), before.lives.begin(), before.lives.end());
-    after.horizon = before.horizon;
+    after.incarnations.insert(after.incarnations.end(), before.incarnations.begin(),
+                              before.incarnations.end());
+    after.fence_time = before.fence_time;
   }
 
  private:
@@ -199,7 +203,7 @@ class Members {
     Cell view;
     Succession succession;
   };
-  void begin(std::size_t i) { nodes_[i].succession = {{{i + 1, ++lives_}}, kEpoch.start}; }
+  void begin(std::size_t i) { nodes_[i].succession = {{{i + 1, ++incarnations_}}, kEpoch.start}; }
   void write(std::size_t i, const crdt::SlotId& slot, std::uint64_t value) {
     nodes_[i].view.raise(slot, value);
     truth_.raise(slot, value);
@@ -209,11 +213,11 @@ class Members {
   std::unique_ptr<ShareTable> shares_;
   std::vector<Node> nodes_;
   Cell truth_;
-  std::uint64_t lives_ = 0;
+  std::uint64_t incarnations_ = 0;
 };
 
 struct Asked {
-  Incarnation life;
+  Incarnation incarnation;
   std::size_t donor = 0;
   std::uint64_t wanted = 0;
 };
@@ -230,16 +234,16 @@ void happen(Members& members, std::vector<Asked>& asked, bool lose_disks = true)
       return;
     case 3:
     case 4: {
-      Asked request{members.life(i), j,
-                    members.received(j, members.life(i)) + *between<std::uint64_t>(1, 6)};
+      Asked request{members.incarnation(i), j,
+                    members.received(j, members.incarnation(i)) + *between<std::uint64_t>(1, 6)};
       asked.push_back(request);
-      reached("transferred", members.serve(request.donor, request.life, request.wanted));
+      reached("transferred", members.serve(request.donor, request.incarnation, request.wanted));
       return;
     }
     case 5: {
       if (asked.empty()) return;
       const Asked& again = asked[*between<std::size_t>(0, asked.size() - 1)];
-      reached("an old request again", !members.serve(again.donor, again.life, again.wanted));
+      reached("an old request again", !members.serve(again.donor, again.incarnation, again.wanted));
       return;
     }
     case 6:
@@ -309,7 +313,7 @@ LAW(25, "rights are conserved: shares are what is left and what was used", "spen
 
 LAW(26, "a duplicated transfer or request creates nothing", "a request again",
     "a request that a later one has overtaken", "to oneself", "more than there is",
-    "of a life that is gone") {
+    "of an incarnation that is gone") {
   auto limit = *between<std::uint64_t>(0, 60).as("limit");
   Members once(*between<std::size_t>(2, 4).as("members"), limit);
   Members often(once.size(), limit);
@@ -321,9 +325,9 @@ LAW(26, "a duplicated transfer or request creates nothing", "a request again",
       once.reborn(i, true);
       often.reborn(i, true);
     }
-    Asked request{once.life(i), j, *between<std::uint64_t>(0, 40)};
-    bool served = once.serve(request.donor, request.life, request.wanted);
-    RC_ASSERT(often.serve(request.donor, request.life, request.wanted) == served);
+    Asked request{once.incarnation(i), j, *between<std::uint64_t>(0, 40)};
+    bool served = once.serve(request.donor, request.incarnation, request.wanted);
+    RC_ASSERT(often.serve(request.donor, request.incarnation, request.wanted) == served);
     reached("to oneself", i == j);
     RC_ASSERT(i != j || !served);
     reached("more than there is", request.wanted > limit);
@@ -332,15 +336,16 @@ LAW(26, "a duplicated transfer or request creates nothing", "a request again",
     asked.push_back(request);
     for (int again = *between<int>(0, 3); again > 0; --again) {
       const Asked& old = asked[*between<std::size_t>(0, asked.size() - 1)];
-      std::uint64_t held = often.received(old.donor, old.life);
+      std::uint64_t held = often.received(old.donor, old.incarnation);
       bool gone = true;
-      for (std::size_t m = 0; m < often.size(); ++m) gone &= often.life(m) != old.life;
-      reached("of a life that is gone", gone);
+      for (std::size_t m = 0; m < often.size(); ++m)
+        gone &= often.incarnation(m) != old.incarnation;
+      reached("of an incarnation that is gone", gone);
       reached("a request that a later one has overtaken", held > old.wanted);
       reached("a request again");
       if (held < old.wanted && often.own_view(old.donor) > 0) continue;
-      RC_ASSERT(!often.serve(old.donor, old.life, old.wanted));
-      RC_ASSERT(often.received(old.donor, old.life) == held);
+      RC_ASSERT(!often.serve(old.donor, old.incarnation, old.wanted));
+      RC_ASSERT(often.received(old.donor, old.incarnation) == held);
     }
     // The same rows, and hearing of them any number of times adds nothing.
     for (int k = 0; k < 2; ++k) often.hear(i, j, ~std::size_t{0});
@@ -388,8 +393,8 @@ LAW(27, "join, leave and reconfiguration mint nothing in an open epoch", "a memb
   }
 }
 
-LAW(27, "of a window that a later life has a share of, nothing is given", "the last that may be",
-    "too far ahead", "the current one") {
+LAW(27, "of a window that a later incarnation has a share of, nothing is given",
+    "the last that may be", "too far ahead", "the current one") {
   Rule rule;
   rule.domain = "api";
   rule.name = "rights";
@@ -418,7 +423,7 @@ LAW(27, "of a window that a later life has a share of, nothing is given", "the l
   crdt::CellId id = needs[0].cell;
   Nanos windows = *between<Nanos>(2, 12).as("windows later") * rule.window;
   id.epoch = {id.epoch.start + windows, id.epoch.expiry + windows};
-  // A life that begins at `now` has its share of what starts after now + ahead.
+  // An incarnation that begins at `now` has its share of what starts after now + ahead.
   Nanos apart = *one_of<Nanos>({-rule.window / 2, 0, 1, state.ahead - 1, state.ahead,
                                 state.ahead + 1, 3 * state.ahead})
                      .as("until it starts");

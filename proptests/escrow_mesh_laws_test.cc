@@ -63,7 +63,7 @@ World world(Nanos window) {
   return made;
 }
 
-LAW(23, "total used never exceeds the limit, at any instant, under any faults", WEIR_LIVE_CORNERS,
+LAW(23, "total used never exceeds the limit, at any instant, under any faults", WEIR_LIVE_CLASSES,
     "all used", "transferred", "taken over after a boot") {
   World made = world(*one_of<Nanos>({3, 20, 600}).as("window") * kSecond);
   Mesh mesh(made.options);
@@ -131,7 +131,7 @@ LAW(23, "a member that comes back, with its disk, an older one or none, spends n
   exhaust(mesh, made);
 }
 
-LAW(24, "what a node says is left there, is left in all", WEIR_LIVE_CORNERS, "something is left") {
+LAW(24, "what a node says is left there, is left in all", WEIR_LIVE_CLASSES, "something is left") {
   World made = world(*one_of<Nanos>({3, 20, 600}).as("window") * kSecond);
   Mesh mesh(made.options);
   mesh.advance(*one_of<Nanos>({0, 3}) * kSecond);
@@ -150,7 +150,7 @@ LAW(24, "what a node says is left there, is left in all", WEIR_LIVE_CORNERS, "so
   }
 }
 
-LAW(46, "after a heal, unused rights reach demand", WEIR_LIVE_CORNERS, "others have used some",
+LAW(46, "after a heal, unused rights reach demand", WEIR_LIVE_CLASSES, "others have used some",
     "a limit smaller than the members", "all by one") {
   World made = world(10 * kMinute);
   made.options.nodes = std::min<std::size_t>(made.options.nodes, 3);
@@ -176,8 +176,8 @@ LAW(46, "after a heal, unused rights reach demand", WEIR_LIVE_CORNERS, "others h
   int denied = 0;
   for (int tries = 0; tries < 2000 && denied < 100; ++tries) {
     Decision decision = mesh.spend(hungry, "k", 1);
-    bool elsewhere = !decision.allowed && decision.statuses[0].elsewhere;
-    denied = decision.allowed ? 0 : denied + !elsewhere;
+    bool exhausted_locally = !decision.allowed && decision.statuses[0].exhausted_locally;
+    denied = decision.allowed ? 0 : denied + !exhausted_locally;
     mesh.advance(decision.allowed ? 20 * kMillisecond : 200 * kMillisecond);
   }
   mesh.advance(kSecond);

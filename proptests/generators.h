@@ -136,7 +136,7 @@ inline rc::Gen<crdt::BucketState> bucket_states(std::uint64_t total) {
           *one_of<std::uint64_t>({1, static_cast<std::uint64_t>(kSecond), kMax});
     }
     state.touched = std::max(state.checkpoint.at, kStart - *between<Nanos>(0, 3) * kSecond);
-    state.expiry = state.touched + *one_of<Nanos>({kSecond, kMinute, 0, crdt::kMaxLife});
+    state.expiry = state.touched + *one_of<Nanos>({kSecond, kMinute, 0, crdt::kMaxLifetime});
     return state;
   });
 }
@@ -213,9 +213,9 @@ inline rc::Gen<BucketShape> bucket_shapes() {
     // A few of its bursts and the sum of the units saturates.
     if (rate.limit == kMax / 4 && *chance(60)) shape.burst = rate.limit;
     shape.max_debt = *one_of<std::uint32_t>({1, 0, 2});
-    // The longest a bucket is kept is kMaxLife.
+    // The longest a bucket is kept is kMaxLifetime.
     std::uint64_t longest =
-        static_cast<std::uint64_t>(crdt::kMaxLife / shape.unit) / (1 + shape.max_debt);
+        static_cast<std::uint64_t>(crdt::kMaxLifetime / shape.unit) / (1 + shape.max_debt);
     if (shape.rate < 1000) shape.burst = std::min(shape.burst, longest * shape.rate);
     return shape;
   });
@@ -287,9 +287,9 @@ inline rc::Gen<Rule> rules_named(std::string name) {
     if (is_bucket(rule.algorithm)) {
       rule.burst = *one_of<std::uint64_t>({0, 1, 5, 20});
       rule.max_debt = *one_of<std::uint32_t>({1, 0, 3});
-      // A bucket must fill within the longest life of a cell.
+      // A bucket must fill within the longest lifetime of a cell.
       std::uint64_t longest =
-          static_cast<std::uint64_t>(crdt::kMaxLife / rule.window) / (1 + rule.max_debt);
+          static_cast<std::uint64_t>(crdt::kMaxLifetime / rule.window) / (1 + rule.max_debt);
       if (rule.limit < 1000) rule.burst = std::min(rule.burst, longest * rule.limit);
     } else if (*chance(30)) {
       rule.phase = Phase::spread;

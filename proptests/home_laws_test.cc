@@ -1,4 +1,4 @@
-#include <weir/node/service/home_test_util.h>
+#include <weir/node/service/forwarder_test_util.h>
 
 #include <map>
 #include <string>
@@ -143,15 +143,15 @@ LAW(46,
   for (std::size_t i = 0; i < members.size(); ++i) {
     RC_ASSERT(i == node || cluster.engine(i).escrow().counters().requests_sent == 0);
   }
-  reached("had its share", cluster.desk(node).passed_on().requests < limit);
-  reached("decided elsewhere", cluster.desk(node).passed_on().admitted > 0);
+  reached("had its share", cluster.forwarder(node).passed_on().requests < limit);
+  reached("decided elsewhere", cluster.forwarder(node).passed_on().admitted > 0);
   reached("rights had come", cluster.engine(node).escrow().counters().units_received > 0);
 }
 
 LAW(23,
     "requests that others decide, as rights are missing here, never exceed the limit, consume from "
     "all of their rules or none, and count once",
-    "decided elsewhere", "a second holder", "withheld", "denied here", "sent again", "told again",
+    "decided elsewhere", "a second holder", "suppressed", "denied here", "sent again", "told again",
     "answer lost", "not sent", "two rules of rights", "all used", "allowed after a lost answer",
     "rights had come", "everything arrived") {
   std::vector<Rule> rules{escrow_rule("r1", "key", *between<std::uint64_t>(1, 31).as("limit"))};
@@ -237,10 +237,10 @@ LAW(23,
       if (arrived) RC_ASSERT(counted == passed);
       if (!two) RC_ASSERT(counted <= passed + unknown);
     }
-    const node::PassedOnCounters& asked = cluster.desk(i).passed_on();
+    const node::PassedOnCounters& asked = cluster.forwarder(i).passed_on();
     reached("decided elsewhere", asked.admitted > 0);
     reached("a second holder", asked.asked > asked.requests);
-    reached("withheld", asked.withheld > 0);
+    reached("suppressed", asked.suppressed > 0);
     reached("rights had come", cluster.engine(i).escrow().counters().units_received > 0);
   }
   reached("two rules of rights", two);

@@ -19,13 +19,13 @@ namespace weir::laws {
 namespace {
 
 constexpr int kDefaultCases = 200;
-constexpr int kCasesForCorners = 100;
+constexpr int kCasesForClasses = 100;
 
 /// The law that is running: GoogleTest runs one at a time.
 struct Run {
   const Law* law = nullptr;
-  std::set<std::string, std::less<>> now;  // corners of this case
-  std::map<std::string, int, std::less<>> corners;
+  std::set<std::string, std::less<>> now;  // coverage classes of this case
+  std::map<std::string, int, std::less<>> classes;
   int cases = 0;
 };
 Run current;
@@ -76,10 +76,10 @@ void record(const Law& law) {
   if (path.empty()) return;
   std::ostringstream line;
   line << "{\"law\":" << law.number << ",\"name\":" << json_text(law.statement)
-       << ",\"cases\":" << current.cases << ",\"corners\":{";
+       << ",\"cases\":" << current.cases << ",\"classes\":{";
   const char* comma = "";
-  for (const auto& [corner, count] : current.corners) {
-    line << comma << json_text(corner) << ":" << count;
+  for (const auto& [name, count] : current.classes) {
+    line << comma << json_text(name) << ":" << count;
     comma = ",";
   }
   line << "}}\n";
@@ -91,12 +91,12 @@ void record(const Law& law) {
 void run(const Law& law, void (*body)()) {
   current = Run{};
   current.law = &law;
-  for (const std::string& corner : law.corners) current.corners[corner] = 0;
+  for (const std::string& name : law.classes) current.classes[name] = 0;
   auto property = [body] {
     current.now.clear();
     body();
     ++current.cases;
-    for (const std::string& corner : current.now) ++current.corners[corner];
+    for (const std::string& name : current.now) ++current.classes[name];
   };
   rc::detail::TestMetadata metadata;
   metadata.id = "Laws/" + test_name(law);
@@ -119,10 +119,10 @@ void run(const Law& law, void (*body)()) {
     return;
   }
   std::cout << "  " << current.cases << " cases\n";
-  for (const auto& [corner, count] : current.corners) {
-    std::cout << "  " << count << " reached: " << corner << "\n";
-    if (current.cases >= kCasesForCorners && count == 0) {
-      ADD_FAILURE() << "law " << law.number << ": no case reached \"" << corner << '"';
+  for (const auto& [name, count] : current.classes) {
+    std::cout << "  " << count << " reached: " << name << "\n";
+    if (current.cases >= kCasesForClasses && count == 0) {
+      ADD_FAILURE() << "law " << law.number << ": no case reached \"" << name << '"';
     }
   }
   if (!::testing::Test::HasFailure()) record(law);
@@ -147,11 +147,11 @@ bool add_law(Law law, void (*body)()) {
   return true;
 }
 
-void reached(std::string_view corner, bool really) {
-  if (!current.corners.contains(corner)) {
-    throw std::logic_error("the law does not list the corner " + std::string(corner));
+void reached(std::string_view name, bool really) {
+  if (!current.classes.contains(name)) {
+    throw std::logic_error("the law does not list the coverage class " + std::string(name));
   }
-  if (really) current.now.emplace(corner);
+  if (really) current.now.emplace(name);
 }
 
 }  // namespace weir::laws

@@ -12,7 +12,7 @@ namespace weir::laws {
 struct Law {
   int number = 0;
   std::string statement;
-  std::vector<std::string> corners;  ///< classes of inputs that the cases must reach
+  std::vector<std::string> classes;  ///< classes of inputs that the cases must reach
   const char* file = "";
   int line = 0;
 };
@@ -21,15 +21,15 @@ struct Law {
 /// draws its inputs with `*generator` and asserts with RC_ASSERT. WEIR_CASES sets how many cases
 /// (200), WEIR_SEED from which seed (a number or `random`; pinned by default).
 ///
-/// A corner that no case reached fails the law, so that a generator cannot quietly stop testing
-/// what matters. (Not checked below 100 cases.)
+/// A coverage class that no case reached fails the law, so that a generator cannot quietly stop
+/// testing what matters. (Not checked below 100 cases.)
 ///
 /// If the environment variable WEIR_SPEC_OUT names a file, a law that held appends one JSON line:
-/// {"law":17,"name":"…","cases":200,"corners":{"…":31}}.
+/// {"law":17,"name":"…","cases":200,"classes":{"…":31}}.
 bool add_law(Law law, void (*body)());
 
-/// Says that the current case reached a corner of the law that is running.
-void reached(std::string_view corner, bool really = true);
+/// Says that the current case reached a coverage class of the law that is running.
+void reached(std::string_view name, bool really = true);
 
 }  // namespace weir::laws
 

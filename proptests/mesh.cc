@@ -31,8 +31,8 @@ void trace(Nanos now, const char* what, std::size_t from, std::size_t to,
            const crdt::Message& message) {
   static const bool on = std::getenv("WEIR_TRACE") != nullptr;
   if (!on) return;
-  static const char* const names[] = {"push",   "ack",    "offer", "inventory",
-                                      "repair", "rights", "claim", "witness"};
+  static const char* const names[] = {"push",   "ack",    "offer",          "inventory",
+                                      "repair", "rights", "rejoin request", "rejoin confirmation"};
   std::cerr << (now - kStart) / kMicrosecond << " us: " << what << ' ' << names[message.index()]
             << ' ' << from << " -> " << to;
   if (const auto* push = std::get_if<crdt::Push>(&message)) {
@@ -81,7 +81,7 @@ std::size_t Mesh::peer(std::size_t node, crdt::PeerIndex of) const {
   return of < node ? of : of + 1;
 }
 
-// Life of a node.
+// Start and end of a node.
 
 void Mesh::boot(std::size_t i) {
   Node& node = nodes_[i];
@@ -126,7 +126,7 @@ void Mesh::boot(std::size_t i) {
   if (node.limiter != nullptr) {
     EscrowAgentOptions escrow;
     escrow.shares = limiter.shares;
-    escrow.claim_interval = options_.anti_entropy_interval / 5;
+    escrow.rejoin_interval = options_.anti_entropy_interval / 5;
     escrow.quiet = options_.anti_entropy_interval * 6 / 5;
     node.agent = std::make_unique<EscrowAgent>(escrow, *node.replica, *node.limiter);
     node.agent->begin(!options_.memory_only, node.reserved, now_);
@@ -269,7 +269,7 @@ void Mesh::reincarnate(std::size_t i) {
           const crdt::Cell* held = node.replica->find(id);
           return held == nullptr ? std::uint64_t{0} : held->value_of(slot);
         });
-    node.agent->begin_anew(false, now_);
+    node.agent->reset(false, now_);
   }
   for (std::size_t j = 0; j < nodes_.size(); ++j) {
     if (j == i || !up(j)) continue;
@@ -441,14 +441,14 @@ void Mesh::dispatch(std::size_t i) {
   crdt::Outbox out = node.replica->take();
   for (crdt::Write& write : out.writes) node.queued.push_back(std::move(write));
   begin_commit(i);
-  for (const crdt::CellId& id : out.begun_anew) {
+  for (const crdt::CellId& id : out.reset_buckets) {
     const crdt::Cell* cell = node.replica->find(id);
     if (cell == nullptr || node.limiter == nullptr) continue;
-    node.limiter->replica_side().begin_anew(*cell);
-    ++begun_anew_;
+    node.limiter->replica_side().reset(*cell);
+    ++resets_;
   }
   for (const crdt::OwnCount& count : out.durable) {
-    if (node.agent != nullptr) node.agent->told_durable(count);
+    if (node.agent != nullptr) node.agent->mark_durable(count);
   }
   for (const crdt::CellId& id : out.changed) {
     const crdt::Cell* cell = node.replica->find(id);
@@ -619,7 +619,7 @@ void Mesh::watch(std::size_t from, std::size_t to, const crdt::Message& message)
   std::erase_if(pushes, [&](const Pushed& push) { return push.upto <= ack->upto; });
 }
 
-/// True if the bucket was begun anew when what ended at `end` had drained: that is forgotten then.
+/// True if the bucket was reset when what ended at `end` had drained: that is forgotten then.
 bool Mesh::born_since(const crdt::CellId& bucket, Nanos end) const {
   auto at = durable_.lower_bound({bucket, {}});
   for (; at != durable_.end() && at->first.first == bucket; ++at) {
@@ -632,7 +632,7 @@ void Mesh::watch_values(const crdt::Delta& delta) {
   for (const crdt::Cell& cell : delta.cells) {
     for (const crdt::Slot& slot : cell.slots) {
       // Without disks nobody noted the rows that the agent writes by itself.
-      if (options_.memory_only && crdt::is_register(cell.id)) continue;
+      if (options_.memory_only && crdt::is_registry(cell.id)) continue;
       auto ever = durable_.find({cell.id, slot.id});
       if (ever != durable_.end() && ever->second >= slot.value) continue;
       broken_.push_back("29: shown above what its owner had on disk: " + text(cell));

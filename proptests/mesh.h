@@ -124,7 +124,7 @@ class Mesh {
   /// it over, or its replica holds that much of the slot. (A bucket that has drained is forgotten.)
   bool knows(std::size_t node, const Admission& admission) const;
   std::uint64_t messages(std::size_t kind) const { return sent_[kind]; }  ///< by Message's index
-  std::uint64_t begun_anew() const { return begun_anew_; }                ///< buckets, everywhere
+  std::uint64_t resets() const { return resets_; }                        ///< buckets, everywhere
   std::uint64_t writes_lost() const { return writes_lost_; }              ///< by crashes
   const std::set<std::size_t>& lost_disks() const { return lost_disks_; }
   std::uint64_t messages_lost() const { return lost_; }
@@ -135,7 +135,7 @@ class Mesh {
   /// Slots of third parties that a push showed higher when it was repeated, and that were not yet
   /// held when it was acknowledged: their owners see to them.
   std::uint64_t relayed_later() const { return relayed_later_; }
-  /// Slots of a bucket that had drained and was begun anew before they were acknowledged, unseen.
+  /// Slots of a bucket that had drained and was reset before they were acknowledged, unseen.
   std::uint64_t acknowledged_drained() const { return acknowledged_drained_; }
   /// Crashes and changes of incarnation while cells were on their way.
   std::uint64_t restarts_with_news() const { return restarts_with_news_; }
@@ -233,7 +233,7 @@ class Mesh {
   std::uint64_t relayed_later_ = 0;
   std::uint64_t acknowledged_drained_ = 0;
   std::uint64_t writes_lost_ = 0;
-  std::uint64_t begun_anew_ = 0;
+  std::uint64_t resets_ = 0;
   std::set<std::size_t> lost_disks_;
   std::vector<std::string> broken_;
 };

@@ -55,19 +55,19 @@ struct Consumption {
 
 /// What a bucket owed when its numbers were changed: as of its last consumption, and from `full_at`
 /// on nothing any more.
-struct Standing {
+struct Owed {
   Uint128 debt = 0;
   Nanos at = 0;
   Nanos full_at = 0;
 };
 
 inline Uint128 true_debt(std::vector<Consumption> log, Nanos now, std::uint64_t limit, Nanos window,
-                         Uint128 cap, const Standing& standing = {}) {
+                         Uint128 cap, const Owed& owed = {}) {
   std::stable_sort(log.begin(), log.end(),
                    [](const Consumption& a, const Consumption& b) { return a.at < b.at; });
   Nanos first = log.empty() ? now : log.front().at;
-  Uint128 debt = first < standing.full_at ? std::min(cap, standing.debt) : 0;
-  Nanos last = standing.at;
+  Uint128 debt = first < owed.full_at ? std::min(cap, owed.debt) : 0;
+  Nanos last = owed.at;
   auto drain = [&](Nanos to) {
     Uint128 gone = static_cast<Uint128>(limit) * static_cast<std::uint64_t>(to - last);
     debt -= std::min(debt, gone);
@@ -120,7 +120,7 @@ class PlainLimiter {
       : rules_(std::move(rules)),
         phases_(std::move(phases)),
         logs_(rules_.size()),
-        standing_(rules_.size()),
+        owed_(rules_.size()),
         now_(now) {
     for (std::size_t i = 0; i < rules_.size(); ++i) order_.push_back(i);
   }
@@ -172,7 +172,7 @@ class PlainLimiter {
     }
     for (const auto& [at, units] : sums) {
       if (!answer.allowed || !fit[at] || units == 0) continue;
-      note_life(at.first, at.second);
+      note_lifetime(at.first, at.second);
       used_by_[at.first][at.second] = rules_[at.first];
       logs_[at.first][at.second].push_back({now_, static_cast<std::uint64_t>(units)});
     }
@@ -226,11 +226,11 @@ class PlainLimiter {
   /// Of every rule, by checks and settlements.
   Uint128 consumed() const { return consumed_; }
   /// When the bucket of the first rule is full whatever drains meanwhile.
-  Nanos full_at(const std::string& key) { return standing_[0][key].full_at; }
+  Nanos full_at(const std::string& key) { return owed_[0][key].full_at; }
   /// True if that has come for any rule before what its debt at the last change would have drained.
   bool full_by_old_numbers(const std::string& key) {
     return std::any_of(order_.begin(), order_.end(), [&](std::size_t i) {
-      const Standing& opening = opening_[i][key];
+      const Owed& opening = opening_[i][key];
       Uint128 gone = static_cast<Uint128>(rules_[i].limit) *
                      static_cast<std::uint64_t>(std::max<Nanos>(0, now_ - opening.at));
       return opening.debt > gone && now_ >= opening.full_at && logs_[i][key].empty();
@@ -255,7 +255,7 @@ class PlainLimiter {
       std::size_t i = order_[place];
       std::uint64_t units = costs[place];
       if (answer.allowed && answer.rules[place] && holding == nullptr) {
-        if (units > 0) note_life(i, key);
+        if (units > 0) note_lifetime(i, key);
         if (units > 0) used_by_[i][key] = rules_[i];
         if (units > 0) logs_[i][key].push_back({now_, units});
         consumed_ += units;
@@ -276,13 +276,13 @@ class PlainLimiter {
     return static_cast<Uint128>(burst) * static_cast<std::uint64_t>(rule.window);
   }
   /// A bucket that consumes now is full again when the most that it can owe has drained.
-  void note_life(std::size_t i, const std::string& key) {
+  void note_lifetime(std::size_t i, const std::string& key) {
     const Rule& rule = rules_[i];
     if (!is_bucket(rule.algorithm)) return;
     Uint128 most = full_debt(rule) * (1 + rule.max_debt);
-    Uint128 life = rule.limit == 0 ? 0 : (most + rule.limit - 1) / rule.limit;
-    Nanos& full_at = standing_[i][key].full_at;
-    full_at = std::max(full_at, now_ + static_cast<Nanos>(std::min<Uint128>(life, 800 * kDay)));
+    Uint128 lifetime = rule.limit == 0 ? 0 : (most + rule.limit - 1) / rule.limit;
+    Nanos& full_at = owed_[i][key].full_at;
+    full_at = std::max(full_at, now_ + static_cast<Nanos>(std::min<Uint128>(lifetime, 800 * kDay)));
   }
   /// By the rule in force or, if there is none, by the numbers that the bucket was last used by.
   void settle_in_bucket(std::size_t i, const std::string& key, std::uint64_t units) {
@@ -292,7 +292,7 @@ class PlainLimiter {
       settle_bucket(i);
       rules_[i] = used_by_[i][key];
     }
-    note_life(i, key);
+    note_lifetime(i, key);
     logs_[i][key].push_back({now_, units});
     if (in_force) {
       used_by_[i][key] = rules_[i];
@@ -306,16 +306,16 @@ class PlainLimiter {
     const Rule& rule = rules_[i];
     for (auto& [key, log] : logs_[i]) {
       if (log.empty()) continue;
-      Standing& standing = standing_[i][key];
+      Owed& owed = owed_[i][key];
       Consumption last = log.back();
       log.pop_back();
       Uint128 cap = full_debt(rule) * (1 + rule.max_debt);
       Uint128 before = true_debt(log, last.at, rule.limit, rule.window, cap, opening_[i][key]);
       // What comes last is not cut: other numbers may leave room for it.
-      standing.debt =
+      owed.debt =
           before + static_cast<Uint128>(last.units) * static_cast<std::uint64_t>(rule.window);
-      standing.at = last.at;
-      opening_[i][key] = standing;
+      owed.at = last.at;
+      opening_[i][key] = owed;
       log.clear();
     }
   }
@@ -412,10 +412,10 @@ class PlainLimiter {
   std::vector<Rule> rules_;
   std::vector<std::map<std::string, Nanos>> phases_;
   std::vector<std::map<std::string, std::vector<Consumption>>> logs_;
-  std::vector<std::map<std::string, Standing>> standing_;           // of buckets
-  std::map<std::size_t, std::map<std::string, Standing>> opening_;  // at the last change of numbers
-  std::map<std::size_t, std::map<std::string, Rule>> used_by_;      // of buckets
-  std::vector<std::size_t> order_;                                  // the rules in force
+  std::vector<std::map<std::string, Owed>> owed_;               // of buckets
+  std::map<std::size_t, std::map<std::string, Owed>> opening_;  // at the last change of numbers
+  std::map<std::size_t, std::map<std::string, Rule>> used_by_;  // of buckets
+  std::vector<std::size_t> order_;                              // the rules in force
   std::map<int, Holding> holdings_;
   Uint128 consumed_ = 0;
   Nanos now_;

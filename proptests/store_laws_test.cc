@@ -322,7 +322,7 @@ class Node {
     if (!engine_->start(now, told, error)) RC_FAIL(error);
     // Every process is one of its own.
     RC_ASSERT(fresh_.contains(engine_->replica().incarnation()));
-    RC_ASSERT(lives_.insert(engine_->replica().incarnation()).second);
+    RC_ASSERT(incarnations_.insert(engine_->replica().incarnation()).second);
   }
 
   /// Whether it is acknowledged as durable is added to `answers` later.
@@ -381,11 +381,11 @@ class Node {
   /// A peer shows this node a count of its own that it never made. Needs one that is durable.
   void trip() {
     crdt::Repair forged;
-    const crdt::Incarnation& life = engine_->replica().incarnation();
+    const crdt::Incarnation& incarnation = engine_->replica().incarnation();
     engine_->replica().for_each([&](const crdt::Cell& held) {
       crdt::Cell cell = held;
       for (crdt::Slot& slot : cell.slots) {
-        if (slot.id.writer != life) continue;
+        if (slot.id.writer != incarnation) continue;
         ++slot.value;
         forged.delta.cells = {cell};
       }
@@ -423,7 +423,7 @@ class Node {
   std::mutex mutex_;
   std::deque<std::function<void()>> calls_;
   std::set<crdt::Incarnation> fresh_;
-  std::set<crdt::Incarnation> lives_;
+  std::set<crdt::Incarnation> incarnations_;
 };
 
 const std::vector<Algorithm> kAlgorithms{Algorithm::fixed_window, Algorithm::sliding_window,

@@ -35,7 +35,7 @@ LAW(34, "acknowledged means durable at the peer", "acknowledgements", "a lost me
 }
 
 LAW(34, "of a bucket that has not drained too", "acknowledgements", "a slow disk",
-    "a push repeated with more of a third party's", "begun anew before it was acknowledged") {
+    "a push repeated with more of a third party's", "reset before it was acknowledged") {
   MeshOptions options = *mesh_options(3, 3).as("mesh");
   options.memory_only = false;
   options.loss_percent = 0;
@@ -73,7 +73,7 @@ LAW(34, "of a bucket that has not drained too", "acknowledgements", "a slow disk
       pause(0, 300);
       mesh.stall(other, false);
     } else if (what == 2) {
-      // A cut keeps the push back until the bucket has drained, and is begun anew beyond it.
+      // A cut keeps the push back until the bucket has drained, and is reset beyond it.
       mesh.cut(node, other);
       pause(100, 500);
       Nanos end = mesh.now();
@@ -94,7 +94,7 @@ LAW(34, "of a bucket that has not drained too", "acknowledgements", "a slow disk
   reached("acknowledgements", mesh.messages(1) > 0);
   reached("a slow disk", options.max_commit > 100 * kMillisecond && mesh.messages(1) > 0);
   reached("a push repeated with more of a third party's", mesh.relayed_later() > 0);
-  reached("begun anew before it was acknowledged", mesh.acknowledged_drained() > 0);
+  reached("reset before it was acknowledged", mesh.acknowledged_drained() > 0);
 }
 
 LAW(35, "a fresh peer incarnation gets everything", "with an empty disk", "with its disk",
@@ -238,7 +238,7 @@ LAW(37, "quiescent and connected: equal digests, no traffic, bounded buffers",
     for (const crdt::PeerStatus& peer : mesh.replica(i).peers()) {
       RC_ASSERT(peer.unacked == 0u);
       RC_ASSERT(peer.agrees);
-      RC_ASSERT(peer.in_step_at >= mesh.now() - kSecond);
+      RC_ASSERT(peer.caught_up_at >= mesh.now() - kSecond);
     }
   }
   reached("after faults", mesh.messages_lost() > 0);
@@ -462,7 +462,7 @@ LAW(40, "an own bucket slot that was forgotten comes back as anybody's, without 
   };
   give(news);
   RC_ASSERT(*replica.find(id) == news);
-  RC_ASSERT(replica.take().begun_anew == std::vector<crdt::CellId>{id});
+  RC_ASSERT(replica.take().reset_buckets == std::vector<crdt::CellId>{id});
   if (*chance(50)) {
     count(later + 1, 1);
     reached("counted anew under a new slot");

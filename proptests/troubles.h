@@ -55,7 +55,7 @@ inline void trouble(Mesh& mesh) {
       return mesh.copy_disk(i);
     case Trouble::reincarnate:
       mesh.reincarnate(i);
-      return reached("another life of a process");
+      return reached("another incarnation of a process");
     case Trouble::stall:
       return mesh.stall(i, true);
     case Trouble::unstall:
@@ -63,10 +63,10 @@ inline void trouble(Mesh& mesh) {
   }
 }
 
-/// The corners of live() and trouble().
-#define WEIR_LIVE_CORNERS                                                                          \
+/// The coverage classes of live() and trouble().
+#define WEIR_LIVE_CLASSES                                                                          \
   "admitted", "denied while others have rights", "no wait for the disk", "a crash", "a lost disk", \
-      "an older copy of a disk", "another life of a process"
+      "an older copy of a disk", "another incarnation of a process"
 
 /// Told of every request of live().
 using Asked = std::function<void(const std::string& key, std::uint64_t hits, const Decision&)>;
@@ -83,7 +83,8 @@ inline void live(Mesh& mesh, const Rule& rule, bool memory_only, const Asked& as
     Decision decision = mesh.spend(node, key, hits);
     if (asked) asked(key, hits, decision);
     reached("admitted", decision.allowed);
-    reached("denied while others have rights", !decision.allowed && decision.statuses[0].elsewhere);
+    reached("denied while others have rights",
+            !decision.allowed && decision.statuses[0].exhausted_locally);
     if (rule.durability != Durability::commit && !memory_only) {
       reached("no wait for the disk", decision.allowed && !decision.wants_commit);
     }

@@ -127,15 +127,15 @@ Cell cell_at(Nanos start, Nanos expiry, std::uint64_t units) {
   return cell;
 }
 
-rc::Gen<Nanos> lives() {
-  return one_of<Nanos>({kMinute, kSecond, 3 * kMillisecond, kHour, 32 * kDay, crdt::kMaxLife});
+rc::Gen<Nanos> lifetimes() {
+  return one_of<Nanos>({kMinute, kSecond, 3 * kMillisecond, kHour, 32 * kDay, crdt::kMaxLifetime});
 }
 
 LAW(12, "an expired epoch never returns", "by a push", "by a repair", "by an own count",
     "from disk", "at the very end") {
-  Nanos life = *lives().as("life");
+  Nanos lifetime = *lifetimes().as("lifetime");
   Nanos start = kStart + *between<Nanos>(0, kMinute).as("start");
-  Cell cell = cell_at(start, start + life, *positive_counts().as("units"));
+  Cell cell = cell_at(start, start + lifetime, *positive_counts().as("units"));
   crdt::Replica replica(replica_options(), true);
   replica.peer_up(0, kOther, start);
   replica.tick(start);
@@ -183,10 +183,10 @@ LAW(13, "a late delta changes nothing and is acknowledged", "late and timely new
   replica.take();
   std::uint64_t digest = replica.digest();
   Nanos floor = replica.floor();
-  Nanos life = *one_of<Nanos>({kMinute, kSecond, kHour, 32 * kDay}).as("life");
-  // Twice the life ago, so that the generation, of at most a quarter of the life, is over too.
-  Nanos expiry = now - 2 * life - 3 * kSecond + *between<Nanos>(0, life / 4).as("older");
-  Cell late = cell_at(expiry - life, expiry, *positive_counts().as("units"));
+  Nanos lifetime = *one_of<Nanos>({kMinute, kSecond, kHour, 32 * kDay}).as("lifetime");
+  // Twice the lifetime ago, so that the generation, of at most a quarter of it, is over too.
+  Nanos expiry = now - 2 * lifetime - 3 * kSecond + *between<Nanos>(0, lifetime / 4).as("older");
+  Cell late = cell_at(expiry - lifetime, expiry, *positive_counts().as("units"));
   if (*chance(30).as("bucket")) {
     late = Cell{};
     late.id = {{8, 8}, crdt::kBucketEpoch};
@@ -330,8 +330,8 @@ LAW(16, "equal state and equal time give equal decisions everywhere", "a denial"
         replicas[i]->count(counts, now);
         replicas[i]->flush(now);
         crdt::Outbox out = replicas[i]->take();
-        for (const crdt::CellId& id : out.begun_anew)
-          limiters[i]->replica_side().begin_anew(*replicas[i]->find(id));
+        for (const crdt::CellId& id : out.reset_buckets)
+          limiters[i]->replica_side().reset(*replicas[i]->find(id));
         for (const crdt::CellId& id : out.changed)
           limiters[i]->replica_side().absorb(*replicas[i]->find(id));
         for (const crdt::Envelope& envelope : out.messages) {

@@ -406,7 +406,7 @@ LAW(28, "what a worker tells as passed, where a rule promises that, is on the di
   std::uint64_t told = 0;
   std::set<std::string> told_ids;
   bool early = false;
-  std::set<std::string> corners;
+  std::set<std::string> classes;
   std::atomic<bool> failed{false};
   rig.on_told = [&](const Call& call, std::size_t part) {
     std::lock_guard lock(mutex);
@@ -415,13 +415,13 @@ LAW(28, "what a worker tells as passed, where a rule promises that, is on the di
       const Reply& reply = call.replies[part][i];
       const bool degraded = std::any_of(reply.statuses.begin(), reply.statuses.end(),
                                         [](const Status& status) { return status.degraded; });
-      if (reply.error.kind == ErrorKind::closed) corners.insert("not durable");
-      if (degraded) corners.insert("degraded");
+      if (reply.error.kind == ErrorKind::closed) classes.insert("not durable");
+      if (degraded) classes.insert("degraded");
       if (!reply.error.empty() || !reply.allowed || degraded) continue;
-      if (reply.repeated) corners.insert("a repeat");
+      if (reply.repeated) classes.insert("a repeat");
       if (!item.id.empty() && !told_ids.insert(item.id).second) continue;
       told += sum_of(units_of(*rig.rules, item));
-      if (fails >= 0 && !failed) corners.insert("told before the store failed");
+      if (fails >= 0 && !failed) classes.insert("told before the store failed");
     }
     early |= told > rig.node->disk.units();
   };
@@ -435,7 +435,7 @@ LAW(28, "what a worker tells as passed, where a rule promises that, is on the di
   });
   RC_ASSERT(!early);
   reached("commits that are slow", pace > 2);
-  for (const std::string& corner : corners) reached(corner);
+  for (const std::string& each : classes) reached(each);
 }
 
 }  // namespace

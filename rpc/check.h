@@ -30,14 +30,14 @@ struct CheckItem {
   bool isolated = false;
   /// Between nodes: the rules that are to decide, where they arrive: those that have their home
   /// there, or escrow rules, from the rights that are there. Empty: all, anywhere.
-  std::vector<std::string> only = {};
+  std::vector<std::string> rule_filter = {};
   bool wants_bound = false;  ///< asks for Status::over_admission
   /// Further descriptors: all rules of all must allow, or nothing is consumed.
   std::vector<CheckDescriptor> more = {};
   friend bool operator==(const CheckItem&, const CheckItem&) = default;
 };
 
-/// The item as a request: views into it, so the item outlives this. Leaves out `only`.
+/// The item as a request: views into it, so the item outlives this. Leaves out `rule_filter`.
 struct AsRequest {
   explicit AsRequest(const CheckItem& item) {
     std::size_t all = item.entries.size();
@@ -64,7 +64,7 @@ struct AsRequest {
   Request request;
 };
 
-/// The request with texts of its own. Leaves out `only`.
+/// The request with texts of its own. Leaves out `rule_filter`.
 CheckItem item_of(const Request& request);
 
 /// Bounds of the client protocol, kept by clients and enforced by servers.
@@ -73,6 +73,6 @@ using weir::kMaxEntries;
 using weir::kMaxRequestId;
 using weir::kMaxTicket;
 inline constexpr std::size_t kMaxText = kMaxEntryText;  ///< and bytes of a domain
-inline constexpr std::size_t kMaxOnly = 64;             ///< rules that a forwarded request names
+inline constexpr std::size_t kMaxRuleFilter = 64;       ///< rules that a forwarded request names
 
 }  // namespace weir::rpc

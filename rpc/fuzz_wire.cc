@@ -53,13 +53,13 @@ void fuzz_request(Bytes bytes) {
 void fuzz_answers(Bytes bytes) {
   ReserveReply reserved;
   if (test::with_framed<schema::Link::ReserveResults>(
-          bytes, [&](auto root) { return decode_answer(root, kMaxOnly, reserved); })) {
-    expect(reserved.decision.statuses.size() <= kMaxOnly);
+          bytes, [&](auto root) { return decode_answer(root, kMaxRuleFilter, reserved); })) {
+    expect(reserved.decision.statuses.size() <= kMaxRuleFilter);
     Reply twice;
     auto again =
         test::framed<schema::CheckResult>([&](auto root) { encode(reserved.decision, root); });
     expect(test::with_framed<schema::CheckResult>(
-        again, [&](auto root) { return decode_answer(root, kMaxOnly, twice); }));
+        again, [&](auto root) { return decode_answer(root, kMaxRuleFilter, twice); }));
   }
   SettleReply settled;
   test::with_framed<schema::SettleResult>(bytes,

@@ -39,9 +39,9 @@ class RandomMessages {
       case 4:
         return crdt::RightsRequest{{word(), word()}, {{word(), word()}, epoch()}, word()};
       case 5:
-        return crdt::LifeClaim{incarnation(), time(), word()};
+        return crdt::RejoinRequest{incarnation(), time(), word()};
       case 6:
-        return crdt::LifeWitness{incarnation(), time(), time(), word()};
+        return crdt::RejoinConfirmation{incarnation(), time(), time(), word()};
       default: {
         crdt::Repair out{delta(), {}};
         for (auto n = below(10); n > 0; --n) {

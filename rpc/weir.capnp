@@ -56,7 +56,7 @@ interface Link {
 }
 
 struct ForwardedCheck {
-  request @0 :CheckRequest;  # without `only`
+  request @0 :CheckRequest;  # without `ruleFilter`
   rules @1 :List(Text);      # these alone are to decide, there and no further; at least one
 }
 
@@ -68,8 +68,8 @@ struct Message {
     inventory @3 :Inventory;
     repair @4 :Repair;
     rightsRequest @5 :RightsRequest;
-    lifeClaim @6 :LifeClaim;
-    lifeWitness @7 :LifeWitness;
+    rejoinRequest @6 :RejoinRequest;
+    rejoinConfirmation @7 :RejoinConfirmation;
   }
 }
 
@@ -84,14 +84,14 @@ struct RightsRequest {
   wanted @6 :UInt64;
 }
 
-struct LifeClaim {
-  life @0 :Incarnation;
+struct RejoinRequest {
+  incarnation @0 :Incarnation;
   atNs @1 :Int64;
   version @2 :UInt64;
 }
 
-struct LifeWitness {
-  life @0 :Incarnation;
+struct RejoinConfirmation {
+  incarnation @0 :Incarnation;
   atNs @1 :Int64;
   nowNs @2 :Int64;
   rows @3 :UInt64;
@@ -198,7 +198,7 @@ struct CheckRequest {
   entries @1 :List(Entry);
   hits @2 :UInt64 = 1;   # 0 peeks
   id @3 :Text;           # not empty: names the request, which then counts once
-  only @4 :List(Text);   # reserved: nodes used to ask each other as clients. See ForwardedCheck
+  ruleFilter @4 :List(Text);  # reserved: nodes used to ask each other as clients. See ForwardedCheck
   wantsBound @5 :Bool;   # the answer should tell overAdmission
   more @6 :List(Descriptor);  # further descriptors: all rules of all must allow, or nothing counts
 }
@@ -254,7 +254,7 @@ struct RuleStatus {
   degraded @7 :Bool;
   delayNs @8 :Int64;           # allowed: after this long forward the request (leaky buckets)
   overAdmission @9 :Int64 = -1;  # if asked for: units, by which the rule may be over its limit at most
-  elsewhere @10 :Bool;          # denied: other members may have rights left, and are being asked
+  exhaustedLocally @10 :Bool;   # denied: other members may have rights left, and are being asked
   quota @11 :UInt64;            # units per windowNs, as configured
   windowNs @12 :Int64;          # 0: of no fixed length
   descriptor @13 :UInt16;       # of the request, that it is about

@@ -58,7 +58,7 @@ bool valid_group(const crdt::Group& group) {
   const crdt::Generation& generation = group.generation;
   if (group.shard >= (1u << crdt::kShardBits)) return false;
   if (generation.is_bucket()) return generation == crdt::kBucketGeneration;
-  constexpr std::int64_t kLast = (kMaxTime + 2 * crdt::kMaxLife) / kSecond;
+  constexpr std::int64_t kLast = (kMaxTime + 2 * crdt::kMaxLifetime) / kSecond;
   return generation.grain_log2 <= 32 && generation.number >= 0 &&
          generation.number <= (kLast >> generation.grain_log2);
 }
@@ -295,36 +295,41 @@ bool decode_as(schema::RightsRequest::Reader in, crdt::RightsRequest& out, std::
   return crdt::valid_epoch(out.cell.epoch) || fail(error, "rights of no window");
 }
 
-bool encode_as(const crdt::LifeClaim& in, schema::LifeClaim::Builder out, std::string& error) {
-  if (!instant(in.at)) return fail(error, "a claim's time is out of range");
-  write(in.life, out.initLife());
+bool encode_as(const crdt::RejoinRequest& in, schema::RejoinRequest::Builder out,
+               std::string& error) {
+  if (!instant(in.at)) return fail(error, "a rejoin request's time is out of range");
+  write(in.incarnation, out.initIncarnation());
   out.setAtNs(in.at);
   out.setVersion(in.version);
   return true;
 }
 
-bool decode_as(schema::LifeClaim::Reader in, crdt::LifeClaim& out, std::string& error) {
-  out.life = read(in.getLife());
+bool decode_as(schema::RejoinRequest::Reader in, crdt::RejoinRequest& out, std::string& error) {
+  out.incarnation = read(in.getIncarnation());
   out.at = in.getAtNs();
   out.version = in.getVersion();
-  return instant(out.at) || fail(error, "a claim's time is out of range");
+  return instant(out.at) || fail(error, "a rejoin request's time is out of range");
 }
 
-bool encode_as(const crdt::LifeWitness& in, schema::LifeWitness::Builder out, std::string& error) {
-  if (!instant(in.at) || !instant(in.now)) return fail(error, "a witness's time is out of range");
-  write(in.life, out.initLife());
+bool encode_as(const crdt::RejoinConfirmation& in, schema::RejoinConfirmation::Builder out,
+               std::string& error) {
+  if (!instant(in.at) || !instant(in.now))
+    return fail(error, "a rejoin confirmation's time is out of range");
+  write(in.incarnation, out.initIncarnation());
   out.setAtNs(in.at);
   out.setNowNs(in.now);
   out.setRows(in.rows);
   return true;
 }
 
-bool decode_as(schema::LifeWitness::Reader in, crdt::LifeWitness& out, std::string& error) {
-  out.life = read(in.getLife());
+bool decode_as(schema::RejoinConfirmation::Reader in, crdt::RejoinConfirmation& out,
+               std::string& error) {
+  out.incarnation = read(in.getIncarnation());
   out.at = in.getAtNs();
   out.now = in.getNowNs();
   out.rows = in.getRows();
-  return (instant(out.at) && instant(out.now)) || fail(error, "a witness's time is out of range");
+  return (instant(out.at) && instant(out.now)) ||
+         fail(error, "a rejoin confirmation's time is out of range");
 }
 
 // ---- Deltas ----
@@ -678,9 +683,11 @@ bool encode(const crdt::Message& message, schema::Message::Builder out, std::str
     bool operator()(const crdt::RightsRequest& m) {
       return encode_as(m, out.initRightsRequest(), error);
     }
-    bool operator()(const crdt::LifeClaim& m) { return encode_as(m, out.initLifeClaim(), error); }
-    bool operator()(const crdt::LifeWitness& m) {
-      return encode_as(m, out.initLifeWitness(), error);
+    bool operator()(const crdt::RejoinRequest& m) {
+      return encode_as(m, out.initRejoinRequest(), error);
+    }
+    bool operator()(const crdt::RejoinConfirmation& m) {
+      return encode_as(m, out.initRejoinConfirmation(), error);
     }
   };
   return std::visit(Visitor{out, error}, message);
@@ -701,10 +708,11 @@ bool decode(schema::Message::Reader in, crdt::Message& out, std::string& error) 
         return decode_as(in.getRepair(), out.emplace<crdt::Repair>(), error);
       case schema::Message::RIGHTS_REQUEST:
         return decode_as(in.getRightsRequest(), out.emplace<crdt::RightsRequest>(), error);
-      case schema::Message::LIFE_CLAIM:
-        return decode_as(in.getLifeClaim(), out.emplace<crdt::LifeClaim>(), error);
-      case schema::Message::LIFE_WITNESS:
-        return decode_as(in.getLifeWitness(), out.emplace<crdt::LifeWitness>(), error);
+      case schema::Message::REJOIN_REQUEST:
+        return decode_as(in.getRejoinRequest(), out.emplace<crdt::RejoinRequest>(), error);
+      case schema::Message::REJOIN_CONFIRMATION:
+        return decode_as(in.getRejoinConfirmation(), out.emplace<crdt::RejoinConfirmation>(),
+                         error);
     }
     return fail(error, "a kind of message that this version does not know");
   });
@@ -725,8 +733,8 @@ std::size_t encoded_size(const crdt::Message& message) {
     std::size_t operator()(const crdt::Push& m) { return 128 + of(m.delta); }
     std::size_t operator()(const crdt::Ack&) { return 128; }
     std::size_t operator()(const crdt::RightsRequest&) { return 128; }
-    std::size_t operator()(const crdt::LifeClaim&) { return 128; }
-    std::size_t operator()(const crdt::LifeWitness&) { return 128; }
+    std::size_t operator()(const crdt::RejoinRequest&) { return 128; }
+    std::size_t operator()(const crdt::RejoinConfirmation&) { return 128; }
     std::size_t operator()(const crdt::DigestOffer& m) { return 256 + m.groups.size() * 19; }
     std::size_t operator()(const crdt::Inventory& m) {
       std::size_t bytes = 256;
@@ -795,7 +803,7 @@ void encode(const Reply& reply, schema::CheckResult::Builder out) {
     to.setAllowed(status.allowed);
     to.setShadow(status.shadow);
     to.setDegraded(status.degraded);
-    to.setElsewhere(status.elsewhere);
+    to.setExhaustedLocally(status.exhausted_locally);
     to.setDelayNs(status.delay);
     to.setQuota(status.quota);
     to.setWindowNs(status.window);
@@ -830,7 +838,7 @@ bool decode(schema::CheckResult::Reader in, Reply& out) {
     status.allowed = from.getAllowed();
     status.shadow = from.getShadow();
     status.degraded = from.getDegraded();
-    status.elsewhere = from.getElsewhere();
+    status.exhausted_locally = from.getExhaustedLocally();
     status.delay = std::max<Nanos>(from.getDelayNs(), 0);
     status.quota = from.getQuota();
     status.window = std::max<Nanos>(from.getWindowNs(), 0);

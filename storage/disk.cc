@@ -218,10 +218,10 @@ void Disk::read_meta(const Txn& txn, Recovered& out) {
     if (!value || !unseal(view_of(key), *value, content)) {
       damaged(fmt::format("its record '{}' is missing or broken", key));
     }
-    return Reader(content);
+    return RecordReader(content);
   };
 
-  Reader format = sealed(kFormatKey);
+  RecordReader format = sealed(kFormatKey);
   std::string magic = format.text();
   std::uint32_t version = format.u32();
   if (magic != kFormatMagic || !format.ok()) damaged("it holds no store");
@@ -230,7 +230,7 @@ void Disk::read_meta(const Txn& txn, Recovered& out) {
                                  file(kData), version, kFormatVersion));
   }
 
-  Reader identity = sealed(kIdentityKey);
+  RecordReader identity = sealed(kIdentityKey);
   std::string cluster = identity.text();
   crdt::Member member{identity.text(), identity.text()};
   if (!identity.done()) damaged("its record 'identity' is broken");
@@ -242,7 +242,7 @@ void Disk::read_meta(const Txn& txn, Recovered& out) {
         options_.self.region, options_.cluster));
   }
 
-  Reader time = sealed(kTimeKey);
+  RecordReader time = sealed(kTimeKey);
   std::uint64_t floor = time.varint();
   out.clean = time.u8() != 0;
   if (!time.done() || floor > static_cast<std::uint64_t>(std::numeric_limits<Nanos>::max())) {
@@ -255,13 +255,13 @@ void Disk::read_meta(const Txn& txn, Recovered& out) {
   for (bool more = cursor.seek(from); more; more = cursor.move(MDB_NEXT)) {
     std::string_view key = text_of(cursor.key());
     if (!key.starts_with(kBootPrefix)) break;
-    Reader ordinal(cursor.key().subspan(kBootPrefix.size()));
+    RecordReader ordinal(cursor.key().subspan(kBootPrefix.size()));
     boots_ = ordinal.big64() + 1;
     View content;
     if (!ordinal.done() || !unseal(cursor.key(), cursor.value(), content)) {
       damaged("a boot's record is broken");
     }
-    Reader boot(content);
+    RecordReader boot(content);
     crdt::Incarnation incarnation{boot.big64(), boot.big64()};
     boot.varint();
     if (!boot.done() || !incarnation) damaged("a boot's record is broken");
@@ -272,14 +272,14 @@ void Disk::read_meta(const Txn& txn, Recovered& out) {
 void Disk::read_writers(const Txn& txn, MDB_dbi dbi) {
   Cursor cursor(txn, dbi);
   while (cursor.move(MDB_NEXT)) {
-    Reader key(cursor.key());
+    RecordReader key(cursor.key());
     Writer entry;
     entry.number = key.big32();
     View content;
     if (!key.done() || !unseal(cursor.key(), cursor.value(), content)) {
       damaged("a writer's record is broken");
     }
-    Reader value(content);
+    RecordReader value(content);
     crdt::Incarnation incarnation{value.big64(), value.big64()};
     entry.named = value.u8() == 1;
     if (entry.named) {
@@ -300,7 +300,7 @@ void Disk::read_log(const Txn& txn, std::unordered_map<crdt::CellId, crdt::Cell>
   Cursor cursor(txn, open_table(txn, "log", 0));
   bool first = true;
   while (cursor.move(MDB_NEXT)) {
-    Reader key(cursor.key());
+    RecordReader key(cursor.key());
     std::uint64_t number = key.big64();
     View content;
     if (!key.done() || number == 0 || (!first && number != log_.last + 1)) {
@@ -558,7 +558,7 @@ crdt::Cell Disk::unpack(View key, View value, const crdt::Generation& generation
       !unseal(key, value, content)) {
     damaged(fmt::format("table {} has a broken cell", table_name(generation)));
   }
-  Reader reader(content);
+  RecordReader reader(content);
   if (bucket) {
     crdt::BucketState& state = cell.bucket;
     state.expiry = static_cast<Nanos>(reader.varint());
@@ -605,7 +605,7 @@ bool Disk::gather(std::uint64_t upto, std::size_t cells, std::size_t bytes, std:
   for (; next <= upto && cells_read < cells && bytes_read < bytes && gathered_.size() < most;
        ++next) {
     View content;
-    if (!more || Reader(cursor.key()).big64() != next ||
+    if (!more || RecordReader(cursor.key()).big64() != next ||
         !unseal(cursor.key(), cursor.value(), content)) {
       damaged(fmt::format("log record {} is gone or broken", next));
     }
@@ -662,7 +662,7 @@ bool Disk::put_gathered(Txn& txn, std::size_t cells, Nanos floor, Nanos settled)
   // The last cells and the records that all of them came from go in one transaction.
   Cursor cursor(txn, log_dbi_);
   while (log_.first <= gathered_upto_) {
-    if (!cursor.move(MDB_FIRST) || Reader(cursor.key()).big64() != log_.first) {
+    if (!cursor.move(MDB_FIRST) || RecordReader(cursor.key()).big64() != log_.first) {
       damaged(fmt::format("log record {} is gone", log_.first));
     }
     cursor.erase();
@@ -710,7 +710,7 @@ std::vector<Bytes> Disk::expired_buckets(Bytes& from, Nanos floor, std::size_t c
       }
       View content;
       if (!unseal(cursor.key(), cursor.value(), content)) damaged("a bucket is broken");
-      if (static_cast<Nanos>(Reader(content).varint()) > floor) continue;
+      if (static_cast<Nanos>(RecordReader(content).varint()) > floor) continue;
       keys.emplace_back(cursor.key().begin(), cursor.key().end());
     }
   }

@@ -95,12 +95,12 @@ void put_big64(Bytes& out, std::uint64_t value) {
   put_big32(out, static_cast<std::uint32_t>(value));
 }
 
-void Reader::fail() {
+void RecordReader::fail() {
   ok_ = false;
   bytes_ = {};
 }
 
-View Reader::take(std::size_t count) {
+View RecordReader::take(std::size_t count) {
   if (count > bytes_.size()) {
     fail();
     return {};
@@ -110,19 +110,19 @@ View Reader::take(std::size_t count) {
   return taken;
 }
 
-std::uint8_t Reader::u8() {
+std::uint8_t RecordReader::u8() {
   View one = take(1);
   return one.empty() ? std::uint8_t{0} : byte_at(one, 0);
 }
 
-std::uint32_t Reader::u32() {
+std::uint32_t RecordReader::u32() {
   View four = take(4);
   std::uint32_t value = 0;
   for (std::size_t i = four.size(); i > 0; --i) value = value << 8 | byte_at(four, i - 1);
   return value;
 }
 
-std::uint64_t Reader::varint() {
+std::uint64_t RecordReader::varint() {
   std::uint64_t value = 0;
   for (unsigned shift = 0; shift < 64; shift += 7) {
     std::uint8_t byte = u8();
@@ -135,7 +135,7 @@ std::uint64_t Reader::varint() {
   return 0;
 }
 
-std::string Reader::text() {
+std::string RecordReader::text() {
   std::uint64_t size = varint();
   if (size > bytes_.size()) {
     fail();
@@ -144,13 +144,13 @@ std::string Reader::text() {
   return std::string(text_of(take(static_cast<std::size_t>(size))));
 }
 
-std::uint32_t Reader::big32() {
+std::uint32_t RecordReader::big32() {
   std::uint32_t value = 0;
   for (std::byte byte : take(4)) value = value << 8 | std::to_integer<std::uint32_t>(byte);
   return value;
 }
 
-std::uint64_t Reader::big64() {
+std::uint64_t RecordReader::big64() {
   std::uint64_t high = big32();
   return high << 32 | big32();
 }
@@ -168,7 +168,7 @@ void seal(View key, Bytes& value) {
 
 bool unseal(View key, View value, View& content) {
   if (value.size() < kSealBytes) return false;
-  std::uint32_t stored = Reader(value.first(kSealBytes)).u32();
+  std::uint32_t stored = RecordReader(value.first(kSealBytes)).u32();
   content = value.subspan(kSealBytes);
   return crc32c(crc32c(0, key), content) == stored;
 }
@@ -182,7 +182,7 @@ void put_cell_key(const crdt::CellId& id, Bytes& out) {
 }
 
 bool read_cell_key(View key, bool bucket, crdt::CellId& out) {
-  Reader reader(key);
+  RecordReader reader(key);
   out.series.hi = reader.big64();
   out.series.lo = reader.big64();
   out.epoch = crdt::kBucketEpoch;
@@ -211,7 +211,7 @@ bool read_table_name(std::string_view name, crdt::Generation& out) {
   // Bounds first, so that end() cannot overflow; and one spelling only.
   if (out.grain_log2 < 0 || out.grain_log2 > 31 || out.number < 0) return false;
   Nanos grain = (std::int64_t{1} << out.grain_log2) * kSecond;
-  return out.number <= (kMaxTime + crdt::kMaxLife) / grain + 1 && table_name(out) == name;
+  return out.number <= (kMaxTime + crdt::kMaxLifetime) / grain + 1 && table_name(out) == name;
 }
 
 }  // namespace weir::storage

@@ -33,9 +33,9 @@ void put_big64(Bytes& out, std::uint64_t value);    ///< big-endian, for keys
 
 /// Reads what the functions above wrote. After a read past the end or a malformed number every
 /// read gives zero, and ok() is false.
-class Reader {
+class RecordReader {
  public:
-  explicit Reader(View bytes) : bytes_(bytes) {}
+  explicit RecordReader(View bytes) : bytes_(bytes) {}
   std::uint8_t u8();
   std::uint32_t u32();
   std::uint64_t varint();

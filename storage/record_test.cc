@@ -29,7 +29,7 @@ TEST(Record, NumbersRoundTrip) {
     put_u32(bytes, static_cast<std::uint32_t>(value));
   }
   put_text(bytes, "name");
-  Reader reader(bytes);
+  RecordReader reader(bytes);
   for (std::uint64_t value : values) {
     EXPECT_EQ(reader.varint(), value);
     EXPECT_EQ(reader.big64(), value);
@@ -42,24 +42,24 @@ TEST(Record, NumbersRoundTrip) {
 
 TEST(Record, ShortAndMalformedInputFails) {
   Bytes endless(11, std::byte{0x80});
-  Reader varint(endless);
+  RecordReader varint(endless);
   varint.varint();
   EXPECT_FALSE(varint.ok());
 
   Bytes too_big(9, std::byte{0xFF});
   too_big.push_back(std::byte{0x02});
-  Reader big(too_big);
+  RecordReader big(too_big);
   big.varint();
   EXPECT_FALSE(big.ok());
 
   Bytes long_text;
   put_varint(long_text, std::numeric_limits<std::uint64_t>::max());
-  Reader text(long_text);
+  RecordReader text(long_text);
   EXPECT_EQ(text.text(), "");
   EXPECT_FALSE(text.ok());
 
   Bytes seven(7, std::byte{1});
-  Reader shortened(seven);
+  RecordReader shortened(seven);
   shortened.big64();
   EXPECT_FALSE(shortened.ok());
   EXPECT_EQ(shortened.u8(), 0);
@@ -73,7 +73,7 @@ TEST(Record, SealCoversKeyAndContent) {
   seal(view_of("key"), value);
   View content;
   ASSERT_TRUE(unseal(view_of("key"), value, content));
-  EXPECT_EQ(Reader(content).text(), "content");
+  EXPECT_EQ(RecordReader(content).text(), "content");
   EXPECT_FALSE(unseal(view_of("kez"), value, content));
   for (std::size_t at = 0; at < value.size(); ++at) {
     Bytes flipped = value;

@@ -77,7 +77,7 @@ struct Chunk {
 };
 
 /// One direction of a connection.
-struct Lane {
+struct Direction {
   int from = -1;
   int to = -1;
   std::deque<Chunk> queue;
@@ -86,10 +86,10 @@ struct Lane {
 };
 
 struct Pair {
-  std::array<Lane, 2> lanes;
+  std::array<Direction, 2> directions;
   bool dead = false;
-  int client() const { return lanes[0].from; }
-  int server() const { return lanes[0].to; }
+  int client() const { return directions[0].from; }
+  int server() const { return directions[0].to; }
 };
 
 }  // namespace
@@ -119,8 +119,8 @@ struct Relay::Impl {
       if (stopping || is_cut) continue;
       accept_new();
       for (Pair& pair : pairs) {
-        for (Lane& lane : pair.lanes) {
-          if (!carry(lane)) pair.dead = true;
+        for (Direction& direction : pair.directions) {
+          if (!carry(direction)) pair.dead = true;
         }
       }
     }
@@ -150,11 +150,12 @@ struct Relay::Impl {
     if (!cut_now) {
       polled.push_back({listener, POLLIN, 0});
       for (const Pair& pair : pairs) {
-        for (const Lane& lane : pair.lanes) {
-          if (!lane.ended && lane.queued < kMaxQueued) polled.push_back({lane.from, POLLIN, 0});
-          if (lane.queue.empty()) continue;
-          if (lane.queue.front().due <= steady()) polled.push_back({lane.to, POLLOUT, 0});
-          next = std::min(next, lane.queue.front().due);
+        for (const Direction& direction : pair.directions) {
+          if (!direction.ended && direction.queued < kMaxQueued)
+            polled.push_back({direction.from, POLLIN, 0});
+          if (direction.queue.empty()) continue;
+          if (direction.queue.front().due <= steady()) polled.push_back({direction.to, POLLOUT, 0});
+          next = std::min(next, direction.queue.front().due);
         }
       }
     }
@@ -181,39 +182,39 @@ struct Relay::Impl {
         continue;
       }
       Pair pair;
-      pair.lanes[0].from = pair.lanes[1].to = client;
-      pair.lanes[0].to = pair.lanes[1].from = server;
+      pair.directions[0].from = pair.directions[1].to = client;
+      pair.directions[0].to = pair.directions[1].from = server;
       pairs.push_back(std::move(pair));
     }
   }
 
   /// False if the connection broke.
-  bool carry(Lane& lane) const {
+  bool carry(Direction& direction) const {
     std::array<char, 65536> buffer;
-    while (!lane.ended && lane.queued < kMaxQueued) {
-      ssize_t got = ::recv(lane.from, buffer.data(), buffer.size(), 0);
+    while (!direction.ended && direction.queued < kMaxQueued) {
+      ssize_t got = ::recv(direction.from, buffer.data(), buffer.size(), 0);
       if (got < 0) {
         if (errno == EAGAIN || errno == EINTR || errno == ENOTCONN) break;
         return false;
       }
       if (got == 0) {
-        lane.ended = true;
+        direction.ended = true;
         break;
       }
-      lane.queue.push_back({steady() + delay, {buffer.data(), buffer.data() + got}, 0});
-      lane.queued += static_cast<std::size_t>(got);
+      direction.queue.push_back({steady() + delay, {buffer.data(), buffer.data() + got}, 0});
+      direction.queued += static_cast<std::size_t>(got);
     }
-    while (!lane.queue.empty() && lane.queue.front().due <= steady()) {
-      Chunk& chunk = lane.queue.front();
-      ssize_t put = ::send(lane.to, chunk.bytes.data() + chunk.sent,
+    while (!direction.queue.empty() && direction.queue.front().due <= steady()) {
+      Chunk& chunk = direction.queue.front();
+      ssize_t put = ::send(direction.to, chunk.bytes.data() + chunk.sent,
                            chunk.bytes.size() - chunk.sent, MSG_NOSIGNAL);
       if (put < 0) return errno == EAGAIN || errno == EINTR || errno == ENOTCONN;
       chunk.sent += static_cast<std::size_t>(put);
-      lane.queued -= static_cast<std::size_t>(put);
+      direction.queued -= static_cast<std::size_t>(put);
       if (chunk.sent < chunk.bytes.size()) break;
-      lane.queue.pop_front();
+      direction.queue.pop_front();
     }
-    return !(lane.ended && lane.queue.empty());
+    return !(direction.ended && direction.queue.empty());
   }
 };
 

@@ -95,7 +95,7 @@ struct Demo {
       if (status.is_object()) {
         double worst = 0;
         for (const auto& peer : status["peers"]) {
-          worst = std::max(worst, peer.value("in_step_s", 0.0));
+          worst = std::max(worst, peer.value("caught_up_s", 0.0));
         }
         lag = fmt::format("{:.2f} s", worst);
       }

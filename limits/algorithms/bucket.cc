@@ -16,7 +16,7 @@ Nanos time_to_drain(crdt::DebtTicks debt, std::uint64_t rate) {
 }  // namespace
 
 Nanos BucketShape::fill_time() const {
-  return std::min(time_to_drain(cap(), rate), crdt::kMaxLife);
+  return std::min(time_to_drain(cap(), rate), crdt::kMaxLifetime);
 }
 
 BucketShape bucket_shape(const Rule& rule) {

@@ -26,7 +26,7 @@ struct BucketShape {
   }
   /// Debt is never counted beyond this.
   crdt::DebtTicks cap() const { return ticks(burst) * (1 + static_cast<std::uint64_t>(max_debt)); }
-  /// Longest time a bucket can take to fill, rounded up; at most crdt::kMaxLife.
+  /// Longest time a bucket can take to fill, rounded up; at most crdt::kMaxLifetime.
   Nanos fill_time() const;
 };
 

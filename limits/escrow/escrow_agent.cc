@@ -9,9 +9,9 @@ namespace weir {
 namespace {
 
 /// A peer that has no more than this long to answer is not asked for the next window.
-/// A life's share begins with windows that start so many times the tolerated skew after it did; and
-/// no life gives of those that start later than that.
-constexpr Nanos kHorizonSkews = 2;
+/// An incarnation's share begins with windows that start so many times the tolerated skew after it
+/// did; and no incarnation gives of those that start later than that.
+constexpr Nanos kFenceSkews = 2;
 constexpr Nanos kLeadShare = 2;  // of max_skew
 constexpr std::uint32_t kReserveAttempts = 32;
 
@@ -22,8 +22,8 @@ std::uint64_t saturated(Uint128 units) {
 
 }  // namespace
 
-std::uint64_t digest_of_lives(const crdt::Replica& replica, const crdt::Member& member,
-                              const crdt::Incarnation& but, Nanos at) {
+std::uint64_t digest_of_incarnations(const crdt::Replica& replica, const crdt::Member& member,
+                                     const crdt::Incarnation& but, Nanos at) {
   std::uint64_t sum = 0;
   const auto& members = replica.members();
   // Windows that are over are left out: either side may have forgotten them.
@@ -56,42 +56,42 @@ void EscrowAgent::rules_changed() {
                           [](const Rule& rule) { return rule.enforcement == Enforcement::escrow; });
 }
 
-// Lives.
+// Incarnations.
 
 void EscrowAgent::begin(bool disk, Nanos time_floor, Nanos now) {
   grant_state_ = {};
-  grant_state_.ahead = kHorizonSkews * replica_.options().max_skew;
+  grant_state_.ahead = kFenceSkews * replica_.options().max_skew;
   grant_state_.disk = disk;
   began_ = now_ = now;
   time_floor_ = time_floor;
   may_take_over_ = disk;
   quick_ = disk && now <= time_floor;
-  register_life(now);
+  register_incarnation(now);
 }
 
-void EscrowAgent::begin_anew(bool stopped, Nanos now) {
+void EscrowAgent::reset(bool stopped, Nanos now) {
   grant_state_.stopped = stopped;
   may_take_over_ = false;
   taking_over_ = taken_over_ = registered_ = tainted_ = false;
-  for (Peer& peer : peers_) peer.witnessed = false;
-  register_life(now);
+  for (Peer& peer : peers_) peer.confirmed = false;
+  register_incarnation(now);
 }
 
-void EscrowAgent::register_life(Nanos now) {
+void EscrowAgent::register_incarnation(Nanos now) {
   came(now);
   grant_state_.open = false;
-  next_claim_ = now;
+  next_rejoin_ = now;
   elder_rows_ = replica_.counters().elder_rows;
   written_ = false;
   newest_ = 0;
   previous_ = {};
-  register_ = crdt::register_cell(self(), now);
-  register_before_ = crdt::register_cell_before(self(), now);
-  for (const crdt::CellId& id : {register_before_, register_}) {
+  registry_ = crdt::registry_cell(self(), now);
+  registry_before_ = crdt::registry_cell_before(self(), now);
+  for (const crdt::CellId& id : {registry_before_, registry_}) {
     const crdt::Cell* cell = replica_.find(id);
     if (cell == nullptr) continue;
     for (const crdt::Slot& slot : cell->slots) {
-      if (slot.id.birth != crdt::kHorizonRow || slot.value <= newest_) continue;
+      if (slot.id.birth != crdt::kFenceRow || slot.value <= newest_) continue;
       newest_ = slot.value;
       previous_ = slot.id.writer;
     }
@@ -100,45 +100,46 @@ void EscrowAgent::register_life(Nanos now) {
 }
 
 /// What was transferred for a window that has not begun, and clocks that are ahead: so much is not
-/// this life's.
-void EscrowAgent::write_horizon(Nanos now) {
+/// this incarnation's.
+void EscrowAgent::write_fence(Nanos now) {
   written_ = true;
-  Nanos horizon = now + kHorizonSkews * replica_.options().max_skew;
-  write_row(crdt::kHorizonRow, std::max(static_cast<std::uint64_t>(horizon) + 1, newest_ + 1), now);
+  Nanos fence_time = now + kFenceSkews * replica_.options().max_skew;
+  write_row(crdt::kFenceRow, std::max(static_cast<std::uint64_t>(fence_time) + 1, newest_ + 1),
+            now);
 }
 
 void EscrowAgent::write_row(std::uint64_t row, std::uint64_t value, Nanos now) {
-  crdt::OwnCount count{register_, row, value, {}, true, true};
+  crdt::OwnCount count{registry_, row, value, {}, true, true};
   replica_.count({&count, 1}, now);
 }
 
 crdt::Succession EscrowAgent::succession_of(const crdt::Member& member,
-                                            const crdt::Incarnation& life, Nanos now) const {
-  return crdt::succession_of(life, replica_.find(crdt::register_cell(member, now)),
-                             replica_.find(crdt::register_cell_before(member, now)));
+                                            const crdt::Incarnation& incarnation, Nanos now) const {
+  return crdt::succession_of(incarnation, replica_.find(crdt::registry_cell(member, now)),
+                             replica_.find(crdt::registry_cell_before(member, now)));
 }
 
 void EscrowAgent::update_succession() {
-  succession_ = crdt::succession_of(replica_.incarnation(), replica_.find(register_),
-                                    replica_.find(register_before_));
-  // What earlier lives used must be known before it is counted on what they had.
+  succession_ = crdt::succession_of(replica_.incarnation(), replica_.find(registry_),
+                                    replica_.find(registry_before_));
+  // What earlier incarnations used must be known before it is counted on what they had.
   if (enabled_) refresh();
   publish();
 }
 
 void EscrowAgent::publish() {
-  bool witnessed = peers_.empty();
-  for (const Peer& peer : peers_) witnessed |= peer.witnessed;
-  bool open = registered_ && witnessed && unabsorbed_.empty();
+  bool confirmed = peers_.empty();
+  for (const Peer& peer : peers_) confirmed |= peer.confirmed;
+  bool open = registered_ && confirmed && unabsorbed_.empty();
   if (open && !grant_state_.open) grant_state_.since = now_;
   grant_state_.open = open;
-  grant_state_.fence_time = succession_.horizon;
+  grant_state_.fence_time = succession_.fence_time;
   side_.set_grant_state(grant_state_);
 }
 
-void EscrowAgent::told_durable(const crdt::OwnCount& count) {
-  if (!crdt::is_register(count.cell)) return side_.told_durable(count);
-  if (count.birth == crdt::kHorizonRow) {
+void EscrowAgent::mark_durable(const crdt::OwnCount& count) {
+  if (!crdt::is_registry(count.cell)) return side_.mark_durable(count);
+  if (count.birth == crdt::kFenceRow) {
     registered_ = true;
   } else {
     taken_over_ = true;
@@ -146,19 +147,20 @@ void EscrowAgent::told_durable(const crdt::OwnCount& count) {
   update_succession();
 }
 
-bool EscrowAgent::is_life_of(const crdt::Incarnation& life, const crdt::Member& member) const {
-  auto known = replica_.members().find(life);
+bool EscrowAgent::is_incarnation_of(const crdt::Incarnation& incarnation,
+                                    const crdt::Member& member) const {
+  auto known = replica_.members().find(incarnation);
   return known != replica_.members().end() && known->second == member;
 }
 
-void EscrowAgent::claim(Nanos now) {
-  if (taken_over_ || grant_state_.stopped || !registered_ || now < next_claim_) return;
-  next_claim_ = now + options_.claim_interval;
+void EscrowAgent::request_rejoin(Nanos now) {
+  if (taken_over_ || grant_state_.stopped || !registered_ || now < next_rejoin_) return;
+  next_rejoin_ = now + options_.rejoin_interval;
   std::vector<crdt::PeerStatus> status = replica_.peers();
   for (crdt::PeerIndex i = 0; i < peers_.size(); ++i) {
-    if (peers_[i].witnessed || !status[i].incarnation) continue;
+    if (peers_[i].confirmed || !status[i].incarnation) continue;
     out_.push_back(
-        {i, crdt::LifeClaim{replica_.incarnation(), now, options_.shares->version(now)}});
+        {i, crdt::RejoinRequest{replica_.incarnation(), now, options_.shares->version(now)}});
   }
 }
 
@@ -177,54 +179,56 @@ void EscrowAgent::receive(crdt::PeerIndex peer, const crdt::Incarnation& from,
   came(now);
   if (const auto* request = std::get_if<crdt::RightsRequest>(&message))
     on(peer, from, *request, now);
-  if (const auto* claim = std::get_if<crdt::LifeClaim>(&message)) on(peer, from, *claim, now);
-  if (const auto* witness = std::get_if<crdt::LifeWitness>(&message)) on(peer, from, *witness, now);
+  if (const auto* request = std::get_if<crdt::RejoinRequest>(&message))
+    on(peer, from, *request, now);
+  if (const auto* confirmation = std::get_if<crdt::RejoinConfirmation>(&message))
+    on(peer, from, *confirmation, now);
 }
 
 void EscrowAgent::on(crdt::PeerIndex index, const crdt::Incarnation& from,
-                     const crdt::LifeClaim& message, Nanos now) {
+                     const crdt::RejoinRequest& message, Nanos now) {
   Peer& peer = peers_[index];
-  if (message.life != from || peer.heard.size() > 1) return;
+  if (message.incarnation != from || peer.heard.size() > 1) return;
   if (options_.shares->version(message.at) != message.version) {
     ++counters_.versions_differ;
     return;
   }
   const crdt::Member& member = replica_.options().peers[index];
-  const crdt::Cell* current = replica_.find(crdt::register_cell(member, message.at));
-  if (current == nullptr || current->value_of({from, crdt::kHorizonRow}) == 0) return;
-  // This node would not have heard of another life yet, if there is one.
-  if (now < began_ + options_.quiet && has_other_lives(*current, from)) return;
-  peer.claimed = from;
-  peer.claimed_at = message.at;
+  const crdt::Cell* current = replica_.find(crdt::registry_cell(member, message.at));
+  if (current == nullptr || current->value_of({from, crdt::kFenceRow}) == 0) return;
+  // This node would not have heard of another incarnation yet, if there is one.
+  if (now < began_ + options_.quiet && has_other_incarnations(*current, from)) return;
+  peer.rejoins = from;
+  peer.rejoins_at = message.at;
   peer.after = replica_.written();
-  answer_claims(now);
+  confirm_rejoins(now);
 }
 
-bool EscrowAgent::has_other_lives(const crdt::Cell& lives, const crdt::Incarnation& but) {
-  return std::any_of(lives.slots.begin(), lives.slots.end(),
+bool EscrowAgent::has_other_incarnations(const crdt::Cell& registry, const crdt::Incarnation& but) {
+  return std::any_of(registry.slots.begin(), registry.slots.end(),
                      [&](const crdt::Slot& slot) { return slot.id.writer != but; });
 }
 
-void EscrowAgent::answer_claims(Nanos now) {
+void EscrowAgent::confirm_rejoins(Nanos now) {
   for (crdt::PeerIndex i = 0; i < peers_.size(); ++i) {
     Peer& peer = peers_[i];
-    if (!peer.claimed || replica_.durable() < peer.after) continue;
-    std::uint64_t rows =
-        digest_of_lives(replica_, replica_.options().peers[i], peer.claimed, peer.claimed_at);
-    out_.push_back({i, crdt::LifeWitness{peer.claimed, peer.claimed_at, now, rows}});
-    peer.claimed = {};
+    if (!peer.rejoins || replica_.durable() < peer.after) continue;
+    std::uint64_t rows = digest_of_incarnations(replica_, replica_.options().peers[i], peer.rejoins,
+                                                peer.rejoins_at);
+    out_.push_back({i, crdt::RejoinConfirmation{peer.rejoins, peer.rejoins_at, now, rows}});
+    peer.rejoins = {};
   }
 }
 
 void EscrowAgent::on(crdt::PeerIndex index, const crdt::Incarnation&,
-                     const crdt::LifeWitness& message, Nanos now) {
+                     const crdt::RejoinConfirmation& message, Nanos now) {
   Peer& peer = peers_[index];
-  if (!enabled_ || message.life != replica_.incarnation() || peer.witnessed) return;
-  if (message.rows != digest_of_lives(replica_, self(), message.life, message.at)) {
+  if (!enabled_ || message.incarnation != replica_.incarnation() || peer.confirmed) return;
+  if (message.rows != digest_of_incarnations(replica_, self(), message.incarnation, message.at)) {
     // Rows are still on their way, in one direction or the other: asked again.
     return;
   }
-  peer.witnessed = true;
+  peer.confirmed = true;
   // By its clock the reserved time is over: ours may have been set back.
   if (message.now > time_floor_ + replica_.options().max_skew) quick_ = false;
   publish();
@@ -234,13 +238,13 @@ void EscrowAgent::on(crdt::PeerIndex index, const crdt::Incarnation&,
 void EscrowAgent::take_over_if_sure(Nanos now) {
   if (!may_take_over_ || taking_over_ || !registered_ || grant_state_.stopped) return;
   if (replica_.counters().elder_rows != elder_rows_) {
-    // Some life of this member wrote what our disk does not hold.
+    // Some incarnation of this member wrote what our disk does not hold.
     may_take_over_ = false;
     return;
   }
-  auto witnesses = static_cast<std::size_t>(
-      std::count_if(peers_.begin(), peers_.end(), [](const Peer& p) { return p.witnessed; }));
-  bool sure = witnesses == peers_.size() || (quick_ && previous_ && witnesses > 0);
+  auto confirmations = static_cast<std::size_t>(
+      std::count_if(peers_.begin(), peers_.end(), [](const Peer& p) { return p.confirmed; }));
+  bool sure = confirmations == peers_.size() || (quick_ && previous_ && confirmations > 0);
   if (!sure) return;
   taking_over_ = true;
   write_row(previous_ ? crdt::succession_row(previous_) : crdt::kFirstRow, 1, now);
@@ -252,14 +256,14 @@ bool EscrowAgent::changed(const crdt::CellId& id) {
   const crdt::Cell* cell = replica_.find(id);
   if (cell == nullptr || !crdt::is_escrow(*cell)) return false;
   if (taking_over_ && replica_.counters().elder_rows != elder_rows_) tainted_ = true;
-  if (!enabled_ || crdt::is_register(id)) return true;
+  if (!enabled_ || crdt::is_registry(id)) return true;
   counters_.units_received += absorb(*cell);
   publish();
   return true;
 }
 
-/// Everything but the rows of the life that runs: these the limiter knows best. Returns the units
-/// of rights that came.
+/// Everything but the rows of the incarnation that runs: these the limiter knows best. Returns the
+/// units of rights that came.
 std::uint64_t EscrowAgent::absorb(const crdt::Cell& cell) {
   crdt::Cell rest;
   rest.id = cell.id;
@@ -270,9 +274,10 @@ std::uint64_t EscrowAgent::absorb(const crdt::Cell& cell) {
     if (slot.id.birth == crdt::kUsedRow) used += slot.value;
   }
   EscrowOthers others;
-  others.holding = crdt::holding_of(rest, succession_, [this](const crdt::Incarnation& life) {
-    return is_life_of(life, self());
-  });
+  others.holding =
+      crdt::holding_of(rest, succession_, [this](const crdt::Incarnation& incarnation) {
+        return is_incarnation_of(incarnation, self());
+      });
   others.used_by_peers = saturated(used);
   std::optional<std::uint64_t> absorbed = side_.absorb_rows(cell.id, others);
   if (absorbed) {
@@ -285,14 +290,14 @@ std::uint64_t EscrowAgent::absorb(const crdt::Cell& cell) {
 
 void EscrowAgent::refresh() {
   replica_.for_each([this](const crdt::Cell& cell) {
-    if (crdt::is_escrow(cell) && !crdt::is_register(cell.id)) absorb(cell);
+    if (crdt::is_escrow(cell) && !crdt::is_registry(cell.id)) absorb(cell);
   });
 }
 
 void EscrowAgent::on(crdt::PeerIndex index, const crdt::Incarnation& from,
                      const crdt::RightsRequest& message, Nanos now) {
-  // Only to the life that this node itself talks to: a late request of one that is gone would
-  // transfer rights to nobody.
+  // Only to the incarnation that this node itself talks to: a late request of one that is gone
+  // would transfer rights to nobody.
   bool current = replica_.peers()[index].incarnation == from;
   std::uint64_t given = 0;
   if (current && !grant_state_.stopped && crdt::valid_epoch(message.cell.epoch)) {
@@ -319,16 +324,18 @@ std::vector<EscrowAgent::Donor> EscrowAgent::donors(const crdt::CellId& id, std:
   if (cell == nullptr) cell = &nothing;
   std::vector<crdt::PeerStatus> status = replica_.peers();
   for (crdt::PeerIndex i = 0; i < status.size(); ++i) {
-    const crdt::Incarnation& life = status[i].incarnation;
-    if (!life) continue;
+    const crdt::Incarnation& incarnation = status[i].incarnation;
+    if (!incarnation) continue;
     const crdt::Member& member = status[i].member;
-    crdt::Succession succession = succession_of(member, life, now);
-    crdt::Holding holding = crdt::holding_of(
-        *cell, succession, [&](const crdt::Incarnation& each) { return is_life_of(each, member); });
+    crdt::Succession succession = succession_of(member, incarnation, now);
+    crdt::Holding holding = crdt::holding_of(*cell, succession, [&](const crdt::Incarnation& each) {
+      return is_incarnation_of(each, member);
+    });
     std::uint64_t share = options_.shares->share(member, id.series, limit, id.epoch.start);
     crdt::Int128 rights = crdt::rights(holding, succession, id.epoch, share);
     if (rights <= 0 && !(reserves && holding.used > 0)) continue;
-    std::uint64_t received = cell->value_of({life, crdt::transfer_row(replica_.incarnation())});
+    std::uint64_t received =
+        cell->value_of({incarnation, crdt::transfer_row(replica_.incarnation())});
     found.push_back({i, rights, received});
   }
   std::stable_sort(found.begin(), found.end(),
@@ -403,10 +410,10 @@ void EscrowAgent::hand_over(Nanos now) {
 
 void EscrowAgent::pump(Nanos now) {
   came(now);
-  answer_claims(now);
+  confirm_rejoins(now);
   if (leaving_ && counters_.units_received != passed_on_) hand_over(now);
   if (!enabled_ || leaving_) return;
-  if (!written_) write_horizon(now);
+  if (!written_) write_fence(now);
   for (auto at = unabsorbed_.begin(); at != unabsorbed_.end();) {
     const crdt::CellId id = *at++;
     const crdt::Cell* cell = replica_.find(id);
@@ -417,7 +424,7 @@ void EscrowAgent::pump(Nanos now) {
     }
   }
   take_over_if_sure(now);
-  claim(now);
+  request_rejoin(now);
   publish();
   ask_for_rights(now);
 }

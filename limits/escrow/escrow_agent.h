@@ -16,9 +16,9 @@ namespace weir {
 
 struct EscrowAgentOptions {
   std::shared_ptr<const crdt::ShareTable> shares;  ///< the limiter's
-  Nanos claim_interval = kSecond;  ///< while not all peers have answered for this life
-  /// Another life of a member was not heard of for this long: then it is gone. Longer than the
-  /// longest silence of a node that lives, which is its anti-entropy interval.
+  Nanos rejoin_interval = kSecond;  ///< while not all peers have answered for this incarnation
+  /// Another incarnation of a member was not heard of for this long: then it is gone. Longer than
+  /// the longest silence of a node that runs, which is its anti-entropy interval.
   Nanos quiet = 6 * kSecond;
 };
 
@@ -28,37 +28,38 @@ struct EscrowAgentCounters {
   std::uint64_t requests_refused = 0;  ///< nothing to give, or no such rule
   std::uint64_t units_given = 0;
   std::uint64_t units_received = 0;   ///< told by peers since the start
-  std::uint64_t versions_differ = 0;  ///< claims of a peer that knows other shares
+  std::uint64_t versions_differ = 0;  ///< rejoin requests of a peer that knows other shares
 };
 
-/// Of what a replica holds of a member's lives but one: rows of windows that are not over at `at`.
-/// Looks at every cell.
-std::uint64_t digest_of_lives(const crdt::Replica& replica, const crdt::Member& member,
-                              const crdt::Incarnation& but, Nanos at);
+/// Of what a replica holds of a member's incarnations but one: rows of windows that are not over at
+/// `at`. Looks at every cell.
+std::uint64_t digest_of_incarnations(const crdt::Replica& replica, const crdt::Member& member,
+                                     const crdt::Incarnation& but, Nanos at);
 
 /// What a member of escrow rules does beside deciding: it makes sure which rights are its own after
 /// a boot, asks others for rights that it lacks, and gives of its own. Sans-I/O; one thread drives
 /// it, the one that drives the replica.
 ///
-/// After a boot the life writes itself into its member's register, and asks every peer. It takes
+/// After a boot an incarnation writes itself into its member's registry, and asks every peer.
+/// Then it takes
 ///  - shares of windows that start later, once one peer has answered: from then on the cluster
-///    remembers that this life was;
-///  - what its predecessor had, once all peers have answered that they know of no life and of no
-///    row of this member that its disk did not hold (one peer, if the time that the predecessor had
-///    reserved is not over); with no peers, at once. A member that nobody ever heard of has
-///    every share in the same way. Without a disk it never does;
+///    remembers that this incarnation was;
+///  - what its predecessor had, once all peers have answered that they know of no incarnation
+///    and of no row of this member that its disk did not hold (one peer, if the time that the
+///    predecessor had reserved is not over); with no peers, at once. A member that nobody ever
+///    heard of has every share in the same way. Without a disk it never does;
 ///  - otherwise nothing of the windows that were open, but what others transfer to it.
 class EscrowAgent {
  public:
   EscrowAgent(EscrowAgentOptions options, crdt::Replica& replica, Limiter& limiter);
 
-  /// After Replica::restore. `disk`: the replica has one. `time_floor`: no earlier life on it used
-  /// a later time.
+  /// After Replica::restore. `disk`: the replica has one. `time_floor`: no earlier incarnation on
+  /// it used a later time.
   void begin(bool disk, Nanos time_floor, Nanos now);
   /// The replica goes on under another incarnation, after Limiter::rebase. It takes over nothing.
   /// With `stopped` the disk has failed, and nothing is spent any more.
-  void begin_anew(bool stopped, Nanos now);
-  /// After Limiter::reload. From the first escrow rule on this member has a register.
+  void reset(bool stopped, Nanos now);
+  /// After Limiter::reload. From the first escrow rule on this member has a registry.
   void rules_changed();
   /// True if what a disk held was not all, after it was taken over: the driver must reincarnate.
   bool tainted() const { return tainted_; }
@@ -66,8 +67,8 @@ class EscrowAgent {
   /// Takes in a cell in which rows of others grew; false if it is none of escrow rules.
   bool changed(const crdt::CellId& cell);
   /// Own counts of Outbox::durable.
-  void told_durable(const crdt::OwnCount& count);
-  /// Something came from this life of a peer.
+  void mark_durable(const crdt::OwnCount& count);
+  /// Something came from this incarnation of a peer.
   void heard(crdt::PeerIndex peer, const crdt::Incarnation& from, Nanos now);
   void receive(crdt::PeerIndex peer, const crdt::Incarnation& from, const crdt::Message& message,
                Nanos now);
@@ -94,29 +95,29 @@ class EscrowAgent {
   }
 
   const EscrowGrantState& grant_state() const { return grant_state_; }
-  /// All that the predecessor had, or every share, is this life's.
+  /// All that the predecessor had, or every share, is this incarnation's.
   bool whole() const { return taken_over_; }
   const EscrowAgentCounters& counters() const { return counters_; }
 
  private:
   struct Peer {
-    bool witnessed = false;
+    bool confirmed = false;
     std::map<crdt::Incarnation, Nanos> heard;
-    crdt::Incarnation claimed;  // by it; zero: nothing to answer
-    Nanos claimed_at = 0;
+    crdt::Incarnation rejoins;  // by it; zero: nothing to answer
+    Nanos rejoins_at = 0;
     crdt::WriteId after = 0;  // answered once this is durable
   };
 
-  void register_life(Nanos now);
-  void write_horizon(Nanos now);
+  void register_incarnation(Nanos now);
+  void write_fence(Nanos now);
   void write_row(std::uint64_t row, std::uint64_t value, Nanos now);
   void update_succession();
   void refresh();
   std::uint64_t absorb(const crdt::Cell& cell);
   void publish();
   void came(Nanos now) { now_ = std::max(now_, now); }
-  void claim(Nanos now);
-  void answer_claims(Nanos now);
+  void request_rejoin(Nanos now);
+  void confirm_rejoins(Nanos now);
   void take_over_if_sure(Nanos now);
   void ask_for_rights(Nanos now);
   void ask(const RightsNeed& need, Nanos now);
@@ -127,18 +128,18 @@ class EscrowAgent {
   };
   std::vector<Donor> donors(const crdt::CellId& id, std::uint64_t limit, bool reserves,
                             Nanos now) const;
-  bool is_life_of(const crdt::Incarnation& life, const crdt::Member& member) const;
-  crdt::Succession succession_of(const crdt::Member& member, const crdt::Incarnation& life,
+  bool is_incarnation_of(const crdt::Incarnation& incarnation, const crdt::Member& member) const;
+  crdt::Succession succession_of(const crdt::Member& member, const crdt::Incarnation& incarnation,
                                  Nanos now) const;
-  static bool has_other_lives(const crdt::Cell& lives, const crdt::Incarnation& but);
+  static bool has_other_incarnations(const crdt::Cell& registry, const crdt::Incarnation& but);
   const crdt::Member& self() const { return replica_.options().self; }
 
   void on(crdt::PeerIndex peer, const crdt::Incarnation& from, const crdt::RightsRequest& message,
           Nanos now);
-  void on(crdt::PeerIndex peer, const crdt::Incarnation& from, const crdt::LifeClaim& message,
+  void on(crdt::PeerIndex peer, const crdt::Incarnation& from, const crdt::RejoinRequest& message,
           Nanos now);
-  void on(crdt::PeerIndex peer, const crdt::Incarnation& from, const crdt::LifeWitness& message,
-          Nanos now);
+  void on(crdt::PeerIndex peer, const crdt::Incarnation& from,
+          const crdt::RejoinConfirmation& message, Nanos now);
 
   EscrowAgentOptions options_;
   crdt::Replica& replica_;
@@ -146,15 +147,15 @@ class EscrowAgent {
   ReplicaSide side_;
   bool enabled_ = false;  // some rule is an escrow rule
   std::vector<Peer> peers_;
-  crdt::CellId register_;
-  crdt::CellId register_before_;
-  bool written_ = false;        // into the register
-  std::uint64_t newest_ = 0;    // horizon row that the disk knew
-  crdt::Incarnation previous_;  // the newest life that the disk knew
+  crdt::CellId registry_;
+  crdt::CellId registry_before_;
+  bool written_ = false;        // into the registry
+  std::uint64_t newest_ = 0;    // fence row that the disk knew
+  crdt::Incarnation previous_;  // the newest incarnation that the disk knew
   crdt::Succession succession_;
   EscrowGrantState grant_state_;
   Nanos began_ = 0;
-  Nanos now_ = 0;  // the latest that this life was told
+  Nanos now_ = 0;  // the latest that this incarnation was told
   Nanos time_floor_ = 0;
   bool quick_ = false;  // the predecessor's reserved time was not over at the boot
   bool may_take_over_ = false;
@@ -165,8 +166,8 @@ class EscrowAgent {
   bool leaving_ = false;
   std::vector<std::size_t> handed_over_;  // windows, by peer
   std::uint64_t passed_on_ = 0;           // units_received, when it was handed over
-  std::uint64_t elder_rows_ = 0;  // known to peers and not to the disk, before this life began
-  Nanos next_claim_ = 0;
+  std::uint64_t elder_rows_ = 0;  // of earlier incarnations: peers knew them, the disk did not
+  Nanos next_rejoin_ = 0;
   std::set<crdt::CellId> unabsorbed_;
   std::vector<RightsNeed> needs_;
   std::vector<crdt::Envelope> out_;

@@ -41,8 +41,8 @@ Decision ask(Limiter& limiter, std::uint64_t hits, Nanos now = kNow) {
 
 /// One node, whose disk is told when to commit, and what its peer says.
 struct Node {
-  crdt::Incarnation life{1, 1};
-  crdt::Incarnation peer_life{2, 1};
+  crdt::Incarnation incarnation{1, 1};
+  crdt::Incarnation peer_incarnation{2, 1};
   std::unique_ptr<Limiter> limiter;
   std::unique_ptr<crdt::Replica> replica;
   std::unique_ptr<EscrowAgent> agent;
@@ -60,11 +60,11 @@ struct Node {
   void start(std::shared_ptr<const RuleSet> rules, Nanos time_floor) {
     crdt::ReplicaOptions options;
     options.self = kSelf;
-    options.incarnation = life;
+    options.incarnation = incarnation;
     options.peers = {kPeer};
     LimiterOptions limiter_options;
     limiter_options.replicated = true;
-    limiter_options.incarnation = life;
+    limiter_options.incarnation = incarnation;
     limiter_options.shares = two_shares();
     limiter_options.self = kSelf;
     limiter_options.max_series = 1000;
@@ -74,14 +74,14 @@ struct Node {
     agent = std::make_unique<EscrowAgent>(EscrowAgentOptions{two_shares()}, *replica, *limiter);
     replica->restore(disk, now);
     agent->begin(true, time_floor, now);
-    replica->peer_up(0, peer_life, now);
+    replica->peer_up(0, peer_incarnation, now);
     pump();
   }
 
   void take() {
     crdt::Outbox out = replica->take();
     for (crdt::Write& write : out.writes) writes.push_back(std::move(write));
-    for (const crdt::OwnCount& count : out.durable) agent->told_durable(count);
+    for (const crdt::OwnCount& count : out.durable) agent->mark_durable(count);
     for (const crdt::CellId& id : out.changed) agent->changed(id);
     for (crdt::Envelope& each : agent->take()) sent.push_back(std::move(each));
   }
@@ -104,22 +104,22 @@ struct Node {
         }
       }
     }
-    disk.members.emplace(life, kSelf);
+    disk.members.emplace(incarnation, kSelf);
     if (!writes.empty()) replica->persisted(writes.back().id, now);
     writes.clear();
     take();
     pump();
   }
   void hear(const crdt::Message& message) {
-    agent->heard(0, peer_life, now);
-    agent->receive(0, peer_life, message, now);
-    replica->receive(0, peer_life, message, now);
+    agent->heard(0, peer_incarnation, now);
+    agent->receive(0, peer_incarnation, message, now);
+    replica->receive(0, peer_incarnation, message, now);
     take();
   }
   /// The peer answers, having nothing of this member but what it can hear from it.
-  void witnessed(std::uint64_t rows = 0) {
+  void confirmed(std::uint64_t rows = 0) {
     commit();
-    hear(crdt::LifeWitness{life, now, now, rows});
+    hear(crdt::RejoinConfirmation{incarnation, now, now, rows});
     commit();
   }
   template <typename Kind>
@@ -137,37 +137,37 @@ TEST(Escrow, AloneALimiterHasTheWholeLimit) {
   EXPECT_EQ(ask(limiter, 2).statuses[0].remaining, 1u);
   Decision denied = ask(limiter, 2);
   EXPECT_FALSE(denied.allowed);
-  EXPECT_FALSE(denied.statuses[0].elsewhere);
+  EXPECT_FALSE(denied.statuses[0].exhausted_locally);
   EXPECT_EQ(denied.statuses[0].retry_after, kMinute);
   EXPECT_TRUE(ask(limiter, 1).allowed);
   EXPECT_EQ(ask(limiter, 4).statuses[0].retry_after, kNever);
   EXPECT_TRUE(ask(limiter, 3, kNow + kMinute).allowed);
 }
 
-TEST(Escrow, NothingIsSpentBeforeAPeerKnowsOfThisLife) {
+TEST(Escrow, NothingIsSpentBeforeAPeerKnowsOfThisIncarnation) {
   Node node(10);
   node.commit();
   EXPECT_FALSE(ask(*node.limiter, 1).allowed);
-  ASSERT_EQ(node.of_kind<crdt::LifeClaim>().size(), 1u);
-  EXPECT_EQ(node.of_kind<crdt::LifeClaim>()[0].life, node.life);
-  // A witness that knows rows that are not here yet is none.
-  node.hear(crdt::LifeWitness{node.life, node.now, node.now, 77});
+  ASSERT_EQ(node.of_kind<crdt::RejoinRequest>().size(), 1u);
+  EXPECT_EQ(node.of_kind<crdt::RejoinRequest>()[0].incarnation, node.incarnation);
+  // A confirmation that knows rows that are not here yet is none.
+  node.hear(crdt::RejoinConfirmation{node.incarnation, node.now, node.now, 77});
   EXPECT_FALSE(node.agent->grant_state().open);
-  node.hear(crdt::LifeWitness{{9, 9}, node.now, node.now, 0});
+  node.hear(crdt::RejoinConfirmation{{9, 9}, node.now, node.now, 0});
   EXPECT_FALSE(node.agent->grant_state().open);
-  node.witnessed();
+  node.confirmed();
   EXPECT_TRUE(node.agent->grant_state().open);
   EXPECT_TRUE(node.agent->whole());
   EXPECT_TRUE(ask(*node.limiter, 5).allowed);
   Decision over = ask(*node.limiter, 1);
   EXPECT_FALSE(over.allowed);
-  EXPECT_TRUE(over.statuses[0].elsewhere);
+  EXPECT_TRUE(over.statuses[0].exhausted_locally);
   EXPECT_LT(over.statuses[0].retry_after, kSecond);
 }
 
 TEST(Escrow, OnlyTheFirstUseWaitsForTheDisk) {
   Node node(2000);
-  node.witnessed();
+  node.confirmed();
   EXPECT_TRUE(ask(*node.limiter, 1).wants_commit);
   node.pump();
   EXPECT_TRUE(ask(*node.limiter, 1).wants_commit);  // handed over, and not yet durable
@@ -176,7 +176,7 @@ TEST(Escrow, OnlyTheFirstUseWaitsForTheDisk) {
   // What is ahead is a hundredth of the limit: 20.
   EXPECT_TRUE(ask(*node.limiter, 20).wants_commit);
   Node commit(2000, Durability::commit);
-  commit.witnessed();
+  commit.confirmed();
   for (int i = 0; i < 3; ++i) {
     EXPECT_TRUE(ask(*commit.limiter, 1).wants_commit);
     commit.pump();
@@ -186,11 +186,11 @@ TEST(Escrow, OnlyTheFirstUseWaitsForTheDisk) {
 
 TEST(Escrow, AsksThePeerForWhatItLacksAndSpendsWhatComes) {
   Node node(10);
-  node.witnessed();
-  crdt::Cell lives{crdt::register_cell(kPeer, node.now), {}, {}};
-  lives.raise({node.peer_life, crdt::kHorizonRow}, 1);
-  lives.raise({node.peer_life, crdt::kFirstRow}, 1);
-  node.hear(crdt::Repair{{{lives}, {{node.peer_life, kPeer}}}, {}});
+  node.confirmed();
+  crdt::Cell registry{crdt::registry_cell(kPeer, node.now), {}, {}};
+  registry.raise({node.peer_incarnation, crdt::kFenceRow}, 1);
+  registry.raise({node.peer_incarnation, crdt::kFirstRow}, 1);
+  node.hear(crdt::Repair{{{registry}, {{node.peer_incarnation, kPeer}}}, {}});
   EXPECT_TRUE(ask(*node.limiter, 4).allowed);
   EXPECT_FALSE(ask(*node.limiter, 3).allowed);
   node.pump();
@@ -199,14 +199,15 @@ TEST(Escrow, AsksThePeerForWhatItLacksAndSpendsWhatComes) {
   EXPECT_GE(requests[0].wanted, 2u);
   EXPECT_LE(requests[0].wanted, 5u);
   crdt::Cell row{requests[0].cell, {}, {}};
-  row.raise({node.peer_life, crdt::transfer_row(node.life)}, requests[0].wanted);
-  node.hear(crdt::Push{node.peer_life, 0, 1, true, {{row}, {{node.peer_life, kPeer}}}});
+  row.raise({node.peer_incarnation, crdt::transfer_row(node.incarnation)}, requests[0].wanted);
+  node.hear(
+      crdt::Push{node.peer_incarnation, 0, 1, true, {{row}, {{node.peer_incarnation, kPeer}}}});
   EXPECT_TRUE(ask(*node.limiter, 3).allowed);
 }
 
 TEST(Escrow, GivesWhatItHasAndNoMore) {
   Node node(10);
-  node.witnessed();
+  node.confirmed();
   EXPECT_TRUE(ask(*node.limiter, 1).allowed);
   node.commit();
   node.now += 5 * kSecond;  // what was asked for then says nothing of what is needed now
@@ -235,12 +236,12 @@ TEST(Escrow, GivesWhatItHasAndNoMore) {
   node.commit();
   const crdt::Cell* cell = node.replica->find({series, epoch});
   ASSERT_NE(cell, nullptr);
-  EXPECT_EQ(cell->value_of({node.life, crdt::transfer_row(node.peer_life)}), 4u);
+  EXPECT_EQ(cell->value_of({node.incarnation, crdt::transfer_row(node.peer_incarnation)}), 4u);
 }
 
-TEST(Escrow, GivesNothingOfAWindowThatALaterLifeHasAShareOf) {
+TEST(Escrow, GivesNothingOfAWindowThatALaterIncarnationHasAShareOf) {
   Node node(10);
-  node.witnessed();
+  node.confirmed();
   EXPECT_TRUE(ask(*node.limiter, 1).allowed);
   node.commit();
   std::vector<RightsNeed> needs;
@@ -259,20 +260,21 @@ TEST(Escrow, GivesNothingOfAWindowThatALaterLifeHasAShareOf) {
   EXPECT_EQ(node.agent->counters().requests_served, 1u);
 }
 
-TEST(Escrow, ALifeOnTheSameDiskTakesOver) {
+TEST(Escrow, AnIncarnationOnTheSameDiskTakesOver) {
   Node node(20);
-  node.witnessed();
+  node.confirmed();
   EXPECT_TRUE(ask(*node.limiter, 8).allowed);
   node.pump();
   node.commit();
-  node.life = {1, 2};
+  node.incarnation = {1, 2};
   node.start(rule_set(escrow_rule(20)), 0);
   node.commit();
   EXPECT_EQ(ask(*node.limiter, 0).statuses[0].remaining, 0u);
-  // The peer has not heard all of the first life yet; then it has, and this one has its rest.
-  node.hear(crdt::LifeWitness{node.life, node.now, node.now, 0});
+  // The peer has not heard all of the first incarnation yet; then it has, and this one has its
+  // rest.
+  node.hear(crdt::RejoinConfirmation{node.incarnation, node.now, node.now, 0});
   EXPECT_FALSE(node.agent->grant_state().open);
-  node.witnessed(digest_of_lives(*node.replica, kSelf, node.life, node.now));
+  node.confirmed(digest_of_incarnations(*node.replica, kSelf, node.incarnation, node.now));
   EXPECT_TRUE(node.agent->whole());
   // Eight are used, and one was kept in reserve: that counts as used after a crash.
   EXPECT_EQ(ask(*node.limiter, 0).statuses[0].remaining, 1u);
@@ -280,27 +282,27 @@ TEST(Escrow, ALifeOnTheSameDiskTakesOver) {
 
 TEST(Escrow, OfAScarceLimitNothingIsKeptInReserve) {
   Node node(10);
-  node.witnessed();
+  node.confirmed();
   for (int i = 0; i < 3; ++i) {
     EXPECT_TRUE(ask(*node.limiter, 1).wants_commit);
     node.pump();
     node.commit();
   }
   const crdt::CellId cell = node.disk.cells.back().id;
-  EXPECT_EQ(node.replica->find(cell)->value_of({node.life, crdt::kUsedRow}), 3u);
+  EXPECT_EQ(node.replica->find(cell)->value_of({node.incarnation, crdt::kUsedRow}), 3u);
 }
 
-TEST(Escrow, ALifeThatHearsOfMoreThanItsDiskHeldTakesNothing) {
+TEST(Escrow, AnIncarnationThatHearsOfMoreThanItsDiskHeldTakesNothing) {
   Node node(10);
-  node.witnessed();
-  node.life = {1, 3};
+  node.confirmed();
+  node.incarnation = {1, 3};
   node.start(rule_set(escrow_rule(10)), 0);
   node.commit();
-  // A life in between, of which its disk has nothing.
-  crdt::Cell lives{crdt::register_cell(kSelf, node.now), {}, {}};
-  lives.raise({{1, 2}, crdt::kHorizonRow}, static_cast<std::uint64_t>(node.now));
-  node.hear(crdt::Repair{{{lives}, {{{1, 2}, kSelf}}}, {}});
-  node.witnessed(digest_of_lives(*node.replica, kSelf, node.life, node.now));
+  // An incarnation in between, of which its disk has nothing.
+  crdt::Cell registry{crdt::registry_cell(kSelf, node.now), {}, {}};
+  registry.raise({{1, 2}, crdt::kFenceRow}, static_cast<std::uint64_t>(node.now));
+  node.hear(crdt::Repair{{{registry}, {{{1, 2}, kSelf}}}, {}});
+  node.confirmed(digest_of_incarnations(*node.replica, kSelf, node.incarnation, node.now));
   EXPECT_TRUE(node.agent->grant_state().open);
   EXPECT_FALSE(node.agent->whole());
   EXPECT_FALSE(ask(*node.limiter, 1).allowed);
@@ -308,45 +310,46 @@ TEST(Escrow, ALifeThatHearsOfMoreThanItsDiskHeldTakesNothing) {
   EXPECT_TRUE(ask(*node.limiter, 5, node.now + kMinute).allowed);
 }
 
-TEST(Escrow, TwoLivesWithOneNameAreNotWitnessed) {
+TEST(Escrow, TwoIncarnationsWithOneNameAreNotConfirmed) {
   Node node(10);
-  node.witnessed();
-  crdt::Cell lives{crdt::register_cell(kPeer, node.now), {}, {}};
-  crdt::Incarnation first = node.peer_life;
+  node.confirmed();
+  crdt::Cell registry{crdt::registry_cell(kPeer, node.now), {}, {}};
+  crdt::Incarnation first = node.peer_incarnation;
   crdt::Incarnation second{2, 2};
-  lives.raise({first, crdt::kHorizonRow}, 1);
-  lives.raise({second, crdt::kHorizonRow}, 2);
-  node.hear(crdt::Repair{{{lives}, {{first, kPeer}, {second, kPeer}}}, {}});
+  registry.raise({first, crdt::kFenceRow}, 1);
+  registry.raise({second, crdt::kFenceRow}, 2);
+  node.hear(crdt::Repair{{{registry}, {{first, kPeer}, {second, kPeer}}}, {}});
   node.commit();
   node.now += kMinute;  // long after this node began
-  auto claim = [&](const crdt::Incarnation& life) {
+  auto rejoin = [&](const crdt::Incarnation& incarnation) {
     node.sent.clear();
-    node.agent->heard(0, life, node.now);
-    node.agent->receive(0, life, crdt::LifeClaim{life, node.now, two_shares()->version(node.now)},
+    node.agent->heard(0, incarnation, node.now);
+    node.agent->receive(0, incarnation,
+                        crdt::RejoinRequest{incarnation, node.now, two_shares()->version(node.now)},
                         node.now);
     node.pump();
-    return !node.of_kind<crdt::LifeWitness>().empty();
+    return !node.of_kind<crdt::RejoinConfirmation>().empty();
   };
-  EXPECT_TRUE(claim(first));
-  EXPECT_FALSE(claim(second));
-  EXPECT_FALSE(claim(first));
+  EXPECT_TRUE(rejoin(first));
+  EXPECT_FALSE(rejoin(second));
+  EXPECT_FALSE(rejoin(first));
   // Once one of them has been silent for long enough, the other may.
   node.now += 7 * kSecond;
-  EXPECT_TRUE(claim(second));
+  EXPECT_TRUE(rejoin(second));
   // One that nobody has written down may not, nor one that knows other shares.
   node.now += 7 * kSecond;
-  EXPECT_FALSE(claim({2, 3}));
+  EXPECT_FALSE(rejoin({2, 3}));
   node.now += 7 * kSecond;
   node.sent.clear();
-  node.agent->receive(0, second, crdt::LifeClaim{second, node.now, 1}, node.now);
+  node.agent->receive(0, second, crdt::RejoinRequest{second, node.now, 1}, node.now);
   node.pump();
-  EXPECT_TRUE(node.of_kind<crdt::LifeWitness>().empty());
+  EXPECT_TRUE(node.of_kind<crdt::RejoinConfirmation>().empty());
   EXPECT_EQ(node.agent->counters().versions_differ, 1u);
 }
 
 TEST(Escrow, AChangedLimitCountsForLaterWindows) {
   Node node(10);
-  node.witnessed();
+  node.confirmed();
   EXPECT_TRUE(ask(*node.limiter, 1).allowed);
   node.limiter->reload(rule_set(escrow_rule(100)));
   EXPECT_EQ(ask(*node.limiter, 0).statuses[0].remaining, 4u);
@@ -362,7 +365,7 @@ void expect_no_more_after_a_failed_disk(Node& node) {
   node.replica->reincarnate({1, 2}, true);
   node.limiter->replica_side().rebase({1, 2},
                                       [](const auto&, const auto&) { return std::uint64_t{0}; });
-  node.agent->begin_anew(true, node.now);
+  node.agent->reset(true, node.now);
   Decision decision = ask(*node.limiter, 1, node.now + kHour);
   EXPECT_FALSE(decision.allowed);
   EXPECT_TRUE(decision.statuses[0].degraded);
@@ -370,14 +373,14 @@ void expect_no_more_after_a_failed_disk(Node& node) {
 
 TEST(Escrow, AFailedDiskEndsSpending) {
   Node node(10);
-  node.witnessed();
+  node.confirmed();
   EXPECT_TRUE(ask(*node.limiter, 1).allowed);
   expect_no_more_after_a_failed_disk(node);
 }
 
 TEST(Escrow, AHoldIsARightThatIsTaken) {
   Node node(10);
-  node.witnessed();
+  node.confirmed();
   std::vector<Entry> entries{{"key", "k"}};
   Decision decision;
   Ticket ticket = node.limiter->reserve({"api", entries, 4}, node.now, kSecond, decision);
@@ -402,7 +405,7 @@ TEST(EscrowBucket, AloneALimiterHasAllOfItAtOnce) {
   EXPECT_EQ(ask(limiter, 5).statuses[0].remaining, 3u);
   Decision denied = ask(limiter, 4);
   EXPECT_FALSE(denied.allowed);
-  EXPECT_FALSE(denied.statuses[0].elsewhere);
+  EXPECT_FALSE(denied.statuses[0].exhausted_locally);
   EXPECT_EQ(denied.statuses[0].retry_after, 100 * kMillisecond);
   EXPECT_EQ(denied.statuses[0].reset, 500 * kMillisecond);
   EXPECT_TRUE(ask(limiter, 4, kNow + 100 * kMillisecond).allowed);
@@ -410,16 +413,16 @@ TEST(EscrowBucket, AloneALimiterHasAllOfItAtOnce) {
   EXPECT_EQ(limiter.sweep(kNow + kMinute), 1u);
 }
 
-TEST(EscrowBucket, ALifeBeginsWithAnEmptyOneOnceAPeerKnowsOfIt) {
+TEST(EscrowBucket, AnIncarnationBeginsWithAnEmptyOneOnceAPeerKnowsOfIt) {
   Node node(10);
   node.start(rule_set(bucket_rule()), 0);
   node.commit();
   EXPECT_FALSE(ask(*node.limiter, 1, node.now).allowed);
-  EXPECT_TRUE(ask(*node.limiter, 1, node.now).statuses[0].elsewhere);
+  EXPECT_TRUE(ask(*node.limiter, 1, node.now).statuses[0].exhausted_locally);
   // Whatever time goes by.
   node.now += kMinute;
   EXPECT_FALSE(ask(*node.limiter, 1, node.now).allowed);
-  node.witnessed();
+  node.confirmed();
   ASSERT_TRUE(node.agent->grant_state().open);
   EXPECT_FALSE(ask(*node.limiter, 1, node.now).allowed);
   // Half of the burst is its own, and comes with half of the rate.
@@ -434,11 +437,11 @@ TEST(EscrowBucket, ALifeBeginsWithAnEmptyOneOnceAPeerKnowsOfIt) {
 TEST(EscrowBucket, APartThatIsLentIsFullOnceItsPeriodBegins) {
   Node node(10);
   node.start(rule_set(bucket_rule()), 0);
-  node.witnessed();
-  crdt::Cell lives{crdt::register_cell(kPeer, node.now), {}, {}};
-  lives.raise({node.peer_life, crdt::kHorizonRow}, 1);
-  lives.raise({node.peer_life, crdt::kFirstRow}, 1);
-  node.hear(crdt::Repair{{{lives}, {{node.peer_life, kPeer}}}, {}});
+  node.confirmed();
+  crdt::Cell registry{crdt::registry_cell(kPeer, node.now), {}, {}};
+  registry.raise({node.peer_incarnation, crdt::kFenceRow}, 1);
+  registry.raise({node.peer_incarnation, crdt::kFirstRow}, 1);
+  node.hear(crdt::Repair{{{registry}, {{node.peer_incarnation, kPeer}}}, {}});
   node.now += kMinute;
   EXPECT_TRUE(ask(*node.limiter, 4, node.now).allowed);
   EXPECT_FALSE(ask(*node.limiter, 4, node.now).allowed);
@@ -453,10 +456,11 @@ TEST(EscrowBucket, APartThatIsLentIsFullOnceItsPeriodBegins) {
   EXPECT_LE(period.start - node.now, kSecond / 2);
   EXPECT_EQ(requests[0].wanted, 4u);
   crdt::Cell rows{requests[0].cell, {}, {}};
-  rows.raise({node.peer_life, crdt::transfer_row(node.life)}, 4);
-  rows.raise({node.peer_life, crdt::fill_row(node.life)}, 3);
+  rows.raise({node.peer_incarnation, crdt::transfer_row(node.incarnation)}, 4);
+  rows.raise({node.peer_incarnation, crdt::fill_row(node.incarnation)}, 3);
   std::uint64_t before = ask(*node.limiter, 0, period.start - 1).statuses[0].remaining;
-  node.hear(crdt::Push{node.peer_life, 0, 1, true, {{rows}, {{node.peer_life, kPeer}}}});
+  node.hear(
+      crdt::Push{node.peer_incarnation, 0, 1, true, {{rows}, {{node.peer_incarnation, kPeer}}}});
   EXPECT_EQ(ask(*node.limiter, 0, period.start - 1).statuses[0].remaining, before);
   std::uint64_t after = ask(*node.limiter, 0, period.start).statuses[0].remaining;
   EXPECT_GE(after, before + 3);
@@ -468,7 +472,7 @@ TEST(EscrowBucket, APartThatIsLentIsFullOnceItsPeriodBegins) {
 TEST(EscrowBucket, AFailedDiskEndsSpending) {
   Node node(10);
   node.start(rule_set(bucket_rule()), 0);
-  node.witnessed();
+  node.confirmed();
   node.now += kMinute;
   EXPECT_TRUE(ask(*node.limiter, 1, node.now).allowed);
   expect_no_more_after_a_failed_disk(node);
@@ -477,7 +481,7 @@ TEST(EscrowBucket, AFailedDiskEndsSpending) {
 TEST(EscrowBucket, AChangedRateHoldsAtOnceAndWhatIsThereStays) {
   Node node(10);
   node.start(rule_set(bucket_rule()), 0);
-  node.witnessed();
+  node.confirmed();
   node.now += kMinute;
   EXPECT_TRUE(ask(*node.limiter, 3, node.now).allowed);
   Rule rule = bucket_rule();
@@ -511,7 +515,7 @@ TEST(Reserve, AMergedRuleWaitsOnlyForItsFirstUse) {
   ASSERT_EQ(counts.size(), 1u);
   EXPECT_EQ(counts[0].value, 13u);  // a hundredth of the limit ahead
   EXPECT_TRUE(counts[0].tell);
-  limiter.replica_side().told_durable(counts[0]);
+  limiter.replica_side().mark_durable(counts[0]);
   EXPECT_FALSE(ask(limiter, 5).wants_commit);
   EXPECT_EQ(ask(limiter, 0).statuses[0].remaining, 992u);
   counts.clear();

@@ -129,11 +129,11 @@ void EscrowCell::drain(const crdt::SeriesId& series, bool takes_share,
   }
 }
 
-void EscrowCell::told_durable(std::uint64_t value) {
+void EscrowCell::mark_durable(std::uint64_t value) {
   durable = std::max(durable, std::min(value, ceiling));
 }
 
-void EscrowCell::begin_anew() {
+void EscrowCell::reset() {
   spent = ceiling = durable = credited = 0;
   given.clear();
   others = {};

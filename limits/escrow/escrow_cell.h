@@ -12,10 +12,10 @@ namespace weir {
 /// What this node may count on now, as its driver tells (escrow_agent.h). Alone, as a program that
 /// links only a Limiter is, it has every limit to itself.
 struct EscrowGrantState {
-  bool open = true;       ///< a peer knows of this life, so shares may be spent
+  bool open = true;       ///< a peer knows of this incarnation, so shares may be spent
   Nanos fence_time = -1;  ///< in windows that start after this
-  /// Nothing is given of windows that start so much later than now: a later life has a share of
-  /// them, and would not know. (Buckets: see escrow_bucket.h.)
+  /// Nothing is given of windows that start so much later than now: a later incarnation has a share
+  /// of them, and would not know. (Buckets: see escrow_bucket.h.)
   Nanos ahead = kMaxTime;
   Nanos since = -1;      ///< open since then, so buckets were empty then; -1: for ever, so full
   bool stopped = false;  ///< what is used can't be kept any more, so nothing may be
@@ -24,15 +24,15 @@ struct EscrowGrantState {
 };
 
 /// A limit of which each member has a few units at most. Of such a one nothing is kept in reserve,
-/// and who has no rights left may ask others to decide (node/service/home.h).
+/// and who has no rights left may ask others to decide (node/service/forwarder.h).
 inline bool is_scarce(std::uint64_t limit, const crdt::ShareTable& shares) {
   constexpr std::uint64_t kFew = 8;
   return shares.holders().size() > 1 && limit < kFew * shares.holders().size();
 }
 
-/// What other lives wrote of a window, as one member sees it.
+/// What other incarnations wrote of a window, as one member sees it.
 struct EscrowOthers {
-  crdt::Holding holding;            ///< without the rows of the life that runs
+  crdt::Holding holding;            ///< without the rows of the incarnation that runs
   std::uint64_t used_by_peers = 0;  ///< of the limit, as far as is known here
   bool empty() const { return holding == crdt::Holding{} && used_by_peers == 0; }
   friend bool operator==(const EscrowOthers&, const EscrowOthers&) = default;
@@ -67,7 +67,7 @@ struct EscrowCell {
   std::uint64_t share = 0;    ///< of the limit, by the weights in force when the window began
   std::uint64_t block = 0;    ///< kept ahead of what is spent; 0: durability commit, or scarce
   Nanos slice = kSecond;      ///< of demand
-  std::uint64_t spent = 0;    ///< by the life that runs
+  std::uint64_t spent = 0;    ///< by the incarnation that runs
   std::uint64_t held = 0;     ///< by open tickets
   std::uint64_t ceiling = 0;  ///< its used row, as handed over
   std::uint64_t durable = 0;  ///< its used row, as far as it is on the disk
@@ -103,9 +103,9 @@ struct EscrowCell {
   std::uint64_t given_filled() const;
   /// Appends the own rows that changed since they were last handed over.
   void drain(const crdt::SeriesId& series, bool takes_share, std::vector<crdt::OwnCount>& out);
-  void told_durable(std::uint64_t value);
-  /// Another life runs now: it has written nothing.
-  void begin_anew();
+  void mark_durable(std::uint64_t value);
+  /// Another incarnation runs now: it has written nothing.
+  void reset();
   bool idle() const { return !dirty && held == 0; }
 
  private:

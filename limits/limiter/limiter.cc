@@ -59,7 +59,7 @@ void Limiter::Impl::forget_programs() {
       sum.allowed += more.allowed;
       sum.denied += more.denied;
       sum.degraded += more.degraded;
-      sum.elsewhere += more.elsewhere;
+      sum.exhausted_locally += more.exhausted_locally;
     }
   });
 }
@@ -95,7 +95,7 @@ RuleCounters Limiter::Impl::counters(std::uint32_t rule) {
     sum.allowed += more.allowed;
     sum.denied += more.denied;
     sum.degraded += more.degraded;
-    sum.elsewhere += more.elsewhere;
+    sum.exhausted_locally += more.exhausted_locally;
   });
   return sum;
 }
@@ -161,7 +161,7 @@ void Limiter::Impl::prepare_several(const Request& request, Nanos now, Local& wo
 
 void Limiter::Impl::prepare_one(const Request& request, Nanos now, Local& work, Items& items) {
   const Program& program = *work.program;
-  if (program.prefilters.empty() || !request.only.empty()) {
+  if (program.prefilters.empty() || !request.rule_filter.empty()) {
     prepare_by_index(request, now, work, items);
     return;
   }
@@ -204,7 +204,7 @@ inline void Limiter::Impl::add(const CompiledRule& compiled, const SeriesId& kno
   item.rule = compiled.index;
   item.id = id;
   item.cost = cost_of(compiled, request);
-  item.demand_counted = request.demand_noted;
+  item.demand_counted = request.demand_counted;
   if (!compiled.bucket_cell && !compiled.log) find_window(compiled, item, now);
 }
 
@@ -240,7 +240,7 @@ Limiter::Impl::SingleMatch Limiter::Impl::single_match(const Program& program,
                                                        const Request& request) {
   SingleMatch single;
   bool domain = false;
-  if (!request.only.empty()) return {};
+  if (!request.rule_filter.empty()) return {};
   for (const Prefilter& prefilter : program.prefilters) {
     if (!prefilter.same_domain) domain = internal::same_text(prefilter.domain, request.domain);
     if (!domain) continue;
@@ -379,7 +379,7 @@ inline bool Limiter::Impl::decide_alone(const CompiledRule& compiled, const Seri
   status.rule = compiled.index;
   status.descriptor = 0;
   status.shadow = compiled.shadow;
-  status.degraded = status.elsewhere = false;
+  status.degraded = status.exhausted_locally = false;
   out.allowed = status.allowed || compiled.shadow;
   out.deciding = compiled.shadow ? -1 : 0;
   out.wants_commit = consumes && compiled.commit;
@@ -437,7 +437,7 @@ bool Limiter::Impl::decide_few(std::span<Item> items, Local& work, Nanos now, De
     status->rule = item.rule;
     status->descriptor = item.descriptor;
     status->shadow = compiled.shadow;
-    status->degraded = status->elsewhere = false;
+    status->degraded = status->exhausted_locally = false;
     if (!compiled.shadow && decides(*status, deciding, allowed)) deciding = status;
     count(*status, work);
     ++status;
@@ -637,13 +637,13 @@ void Limiter::Impl::open_credit(const CompiledRule& compiled, SeriesId id, std::
   // All credits together stay a small part of what is left.
   block = std::min(std::max(block, 8 * item.cost), room / kCreditShare);
   if (block < 4 * item.cost) return;
-  Nanos until = now + Credits::kLife;
+  Nanos until = now + Credits::kLifetime;
   std::uint64_t per_unit = 1;
   if (compiled.bucket_cell) {
     per_unit = compiled.compact.unit.value();
     std::uint64_t sure = entry.word[0] - table.open_credits(entry).units * per_unit;
     until = std::min(until, entry.time + compiled.compact.drain_time(sure) - 1);
-    if (until < now + Credits::kMinLife) {
+    if (until < now + Credits::kMinLifetime) {
       credit.score = 0;  // it is no more than looked at now and then
       return;
     }

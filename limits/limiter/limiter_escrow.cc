@@ -89,7 +89,7 @@ void Limiter::Impl::count_demand(const CompiledRule& compiled, const Item& item,
   if (compiled.bucket_cell) {
     if (known && item.entry->series->escrow_bucket != nullptr) {
       count_demand(compiled, item.id, *item.entry->series, item.cost, now);
-    } else if (status.elsewhere) {
+    } else if (status.exhausted_locally) {
       // As below. What was allowed is counted once it is consumed.
       needs.note(compiled.name, compiled.limit, {item.id, period_after(item.id, now)}, item.cost,
                  true);
@@ -100,7 +100,7 @@ void Limiter::Impl::count_demand(const CompiledRule& compiled, const Item& item,
   EscrowCell* cell = known ? item.entry->series->find_escrow(id.epoch) : nullptr;
   if (cell == nullptr) {
     // Nothing was ever spent here, so nothing is known but this.
-    if (status.elsewhere) needs.note(compiled.name, compiled.limit, id, item.cost);
+    if (status.exhausted_locally) needs.note(compiled.name, compiled.limit, id, item.cost);
     return;
   }
   if (cell->demanded == 0) {
@@ -115,7 +115,7 @@ void Limiter::Impl::count_demand(const CompiledRule& compiled, const Item& item,
     if (busy.size() < EscrowNeeds::kMost) busy.emplace(id, compiled.name);
   }
   std::uint64_t lacking = cell->lacking(now, takes_share(id.epoch));
-  if (status.elsewhere) {
+  if (status.exhausted_locally) {
     lacking = std::max(lacking, item.cost - std::min(item.cost, status.remaining));
   }
   if (lacking > 0) needs.note(compiled.name, compiled.limit, id, std::min(lacking, compiled.limit));
@@ -356,7 +356,7 @@ EscrowBucket Limiter::Impl::unused_bucket(const EscrowBucketShape& shape, const 
   if (from < 0) {
     bucket.level = shape.ticks(shape.burst);
   } else {
-    // What an earlier life lent for the periods up to then may have been forgotten here.
+    // What an earlier incarnation lent for the periods up to then may have been forgotten here.
     bucket.at = std::min(now, period_from(id, from + kLentAhead).expiry);
   }
   return bucket;

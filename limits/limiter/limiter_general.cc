@@ -95,12 +95,12 @@ bool Limiter::Impl::decide_locked(std::span<Item> items, Nanos now, Decision& ou
     status.descriptor = item.descriptor;
     status.shadow = compiled.shadow;
     status.degraded = false;
-    status.elsewhere = false;
+    status.exhausted_locally = false;
     status.limit = compiled.limit;
     assess(compiled, item, now, status);
     if (compiled.escrow && stopped.load(std::memory_order_relaxed)) {
       deny_degraded(status);
-      status.elsewhere = false;
+      status.exhausted_locally = false;
     } else if (compiled.escrow) {
       count_demand(compiled, item, status, now);
     }
@@ -168,7 +168,7 @@ Limiter::Impl::Period Limiter::Impl::period_at(Nanos length, Nanos now) {
 
 Nanos Limiter::Impl::drain_length(const BucketShape& bucket) {
   Uint128 time = bucket.ticks(bucket.burst) / std::max<std::uint64_t>(bucket.rate, 1) + 1;
-  return static_cast<Nanos>(std::min(time, static_cast<Uint128>(crdt::kMaxLife)));
+  return static_cast<Nanos>(std::min(time, static_cast<Uint128>(crdt::kMaxLifetime)));
 }
 
 void Limiter::Impl::overflow_lasts(Nanos expiry) {

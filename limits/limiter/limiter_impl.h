@@ -52,8 +52,8 @@ inline constexpr std::size_t kMovedAtOnce = 16;
 inline constexpr int kLooks = 4;
 /// A credit takes at most this part of the units that are left.
 inline constexpr std::uint64_t kCreditShare = 64;
-/// Escrow: a life may have lent this far ahead, so what was lent by those before it is over so long
-/// after it began.
+/// Escrow: an incarnation may have lent this far ahead, so what was lent by those before it is over
+/// so long after it began.
 inline constexpr Nanos kLentAhead = 2 * kLendingPeriod;
 inline constexpr std::uint64_t kMaxSmall = std::numeric_limits<std::uint32_t>::max();
 /// Rule sets that Limiter::rules(version) still has.
@@ -81,7 +81,7 @@ struct Item {
   bool no_room = false;         // none could be made
   bool compact = false;         // evaluated by its small bucket: `owed` is what it owes
   bool waits = false;           // what it consumed is ahead of what is durable
-  bool demand_counted = false;  // Request::demand_noted
+  bool demand_counted = false;  // Request::demand_counted
   std::uint16_t descriptor = 0;
   SeriesEntry* entry = nullptr;
   SeriesEntry* first = nullptr;  // where it is looked for first
@@ -93,7 +93,7 @@ struct Item {
   std::int64_t index = 0;  // of the window, and its start
   Nanos start = 0;
 
-  void begin_anew() {
+  void reset() {
     mode = Mode::consume;
     made = no_room = compact = waits = false;
     descriptor = 0;
@@ -115,7 +115,7 @@ class Items {
       ++made_;
     }
     Item& item = items_[size_++];
-    item.begin_anew();
+    item.reset();
     return item;
   }
   std::span<Item> all() { return {items_.data(), size_}; }
@@ -505,7 +505,7 @@ struct Limiter::Impl {
     count(status, work);
     AtomicCounters& counter = work.program->counters[work.stripe][status.rule];
     if (status.degraded) add_one(counter.degraded, work.alone());
-    if (status.elsewhere) add_one(counter.exhausted_locally, work.alone());
+    if (status.exhausted_locally) add_one(counter.exhausted_locally, work.alone());
   }
   [[gnu::noinline]] bool decide_alone(const Item& item, Local& work, Nanos now, Decision& out);
 
@@ -669,7 +669,7 @@ struct Limiter::Impl {
   bool absorb(const crdt::Cell& cell, Growth& growth);
   bool absorb_small(SeriesEntry& entry, const CellId& id, std::uint64_t others, Growth& growth);
   void absorb_bucket(Series& series, const crdt::Cell& cell, std::uint64_t total, Growth& growth);
-  void begin_anew(const crdt::Cell& cell);
+  void reset(const crdt::Cell& cell);
   void rebase(const crdt::Incarnation& fresh, const ReplicaSide::DurableCount& durable);
 
   template <typename AnyCell>
@@ -732,7 +732,8 @@ struct Limiter::Impl {
   std::uint64_t advance(const EscrowBucketShape& shape, const SeriesId& id, Series* series,
                         EscrowBucket& bucket, Nanos now) const;
 
-  /// The bucket of a series that was not used since grants of this life are open, or is full again.
+  /// The bucket of a series that was not used since grants of this incarnation are open, or is full
+  /// again.
   EscrowBucket unused_bucket(const EscrowBucketShape& shape, const SeriesId& id, Nanos now) const;
   EscrowBucket& made_escrow_bucket(const CompiledRule& compiled, const SeriesId& id, Series& series,
                                    Nanos now) const;
@@ -750,7 +751,7 @@ struct Limiter::Impl {
   void look_ahead_in_bucket(const CompiledRule& compiled, const CellId& id, Nanos now);
   std::uint64_t lend_rights(const CompiledRule& compiled, const CellId& id,
                             const crdt::Incarnation& to, std::uint64_t wanted, Nanos now);
-  void told_durable(const crdt::OwnCount& count);
+  void mark_durable(const crdt::OwnCount& count);
   static std::uint64_t used_escrow(const CompiledRule& compiled, const SeriesId& id, Series* series,
                                    Nanos now);
 

@@ -117,7 +117,7 @@ void Limiter::Impl::absorb_bucket(Series& series, const crdt::Cell& cell, std::u
   bucket.state.checkpoint.counted = std::min(bucket.state.checkpoint.counted, bucket.total());
 }
 
-void Limiter::Impl::begin_anew(const crdt::Cell& cell) {
+void Limiter::Impl::reset(const crdt::Cell& cell) {
   with_entry(cell.id.series, false, [&](SeriesEntry& entry) {
     if (entry.form() != Form::general || entry.series->bucket == nullptr) return;
     BucketCell& bucket = *entry.series->bucket;
@@ -150,8 +150,8 @@ void Limiter::Impl::rebase(const crdt::Incarnation& fresh,
     if (entry.form() == Form::unused) return false;
     Series& series = general(entry, id);
     bool dirty = false;
-    // Rights belong to a life: the driver tells what the fresh one has.
-    for (EscrowCell& cell : series.escrow) cell.begin_anew();
+    // Rights belong to an incarnation: the driver tells what the fresh one has.
+    for (EscrowCell& cell : series.escrow) cell.reset();
     for (WindowCell& cell : series.windows) {
       std::uint64_t held = durable({id, cell.epoch}, {old, 0});
       // The old slot stays as it is, with what it was ahead.
@@ -172,12 +172,12 @@ void Limiter::Impl::rebase(const crdt::Incarnation& fresh,
   });
 }
 
-void Limiter::Impl::told_durable(const crdt::OwnCount& count) {
+void Limiter::Impl::mark_durable(const crdt::OwnCount& count) {
   with_entry(count.cell.series, false, [&](SeriesEntry& entry) {
     if (entry.form() != Form::general) return;
     if (count.birth == crdt::kUsedRow) {
       EscrowCell* cell = entry.series->find_escrow(count.cell.epoch);
-      if (cell != nullptr) cell->told_durable(count.value);
+      if (cell != nullptr) cell->mark_durable(count.value);
     } else if (WindowCell* cell = entry.series->find(count.cell.epoch)) {
       cell->durable = std::max(cell->durable, std::min(count.value, cell->ceiling));
     }
@@ -216,8 +216,8 @@ bool Limiter::Impl::is_over(SeriesEntry& entry, Nanos floor) {
     case Form::window: {
       // Boundaries may be shifted by the series' id; lengths are not.
       WindowShape shape = window_shape(numbers.at(table.rule(entry)).rule, {});
-      Nanos life = shape.length(shape.index(entry.time)) * (std::int64_t{shape.previous} + 1);
-      return entry.time + life <= floor - kGrace;
+      Nanos lifetime = shape.length(shape.index(entry.time)) * (std::int64_t{shape.previous} + 1);
+      return entry.time + lifetime <= floor - kGrace;
     }
     case Form::bucket:
       return entry.time + numbers.at(table.rule(entry)).fill_time <= floor;
@@ -231,7 +231,7 @@ bool Limiter::Impl::is_over(SeriesEntry& entry, Nanos floor) {
   if (series.bucket == nullptr) return true;
   if (series.bucket->state.expiry > floor) return false;
   // Its slots are forgotten here before the replica may do so.
-  series.bucket->begin_anew();
+  series.bucket->reset();
   return series.bucket->held == 0;
 }
 

@@ -73,7 +73,7 @@ void Limiter::Impl::assess(const CompiledRule& compiled, Item& item, Nanos now,
   status.reset = verdict.reset;
   status.retry_after = verdict.retry_after;
   status.delay = verdict.delay;
-  status.elsewhere = verdict.exhausted_locally;
+  status.exhausted_locally = verdict.exhausted_locally;
 }
 
 Verdict Limiter::Impl::evaluate(const CompiledRule& compiled, const Item& item, std::uint64_t cost,

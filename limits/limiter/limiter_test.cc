@@ -361,7 +361,7 @@ TEST(Limiter, DrainsWholeTotalsOnceAndAbsorbsOthers) {
   EXPECT_FALSE(limiter.check(ask.request, kNow).allowed);
 }
 
-TEST(Limiter, ABucketBegunAnewForgetsWhatHadDrained) {
+TEST(Limiter, ABucketThatWasResetForgetsWhatHadDrained) {
   LimiterOptions options;
   options.replicated = true;
   options.incarnation = {1, 1};
@@ -373,7 +373,7 @@ TEST(Limiter, ABucketBegunAnewForgetsWhatHadDrained) {
   Nanos later = kNow + kHour;
   crdt::Cell news{out[0].cell, {{{{2, 2}, static_cast<std::uint64_t>(later)}, 3}}, {}};
   news.bucket = {{3, later, static_cast<crdt::DebtTicks>(3 * kMinute)}, later, later + kHour};
-  limiter.replica_side().begin_anew(news);
+  limiter.replica_side().reset(news);
   EXPECT_EQ(limiter.used(0, ask.request, later), 3u);
   // Three more at the peer are not hidden behind the six that drained.
   news.raise({{2, 2}, static_cast<std::uint64_t>(later)}, 6);
@@ -387,7 +387,7 @@ TEST(Limiter, ABucketBegunAnewForgetsWhatHadDrained) {
   EXPECT_EQ(out[0].birth, static_cast<std::uint64_t>(later));
 }
 
-TEST(Limiter, ABucketBegunAnewKeepsWhatWasNotHandedOver) {
+TEST(Limiter, ABucketThatWasResetKeepsWhatWasNotHandedOver) {
   LimiterOptions options;
   options.replicated = true;
   options.incarnation = {1, 1};
@@ -399,7 +399,7 @@ TEST(Limiter, ABucketBegunAnewKeepsWhatWasNotHandedOver) {
   limiter.check(Ask({{"key", "k"}}, 2).request, later);
   crdt::Cell news{out[0].cell, {{{{2, 2}, static_cast<std::uint64_t>(later)}, 3}}, {}};
   news.bucket = {{3, later, static_cast<crdt::DebtTicks>(3 * kMinute)}, later, later + kHour};
-  limiter.replica_side().begin_anew(news);
+  limiter.replica_side().reset(news);
   EXPECT_EQ(limiter.used(0, Ask({{"key", "k"}}, 1).request, later), 5u);
   out.clear();
   limiter.replica_side().drain(out, 100);
@@ -439,7 +439,7 @@ crdt::Cell begun_by_peer(const crdt::OwnCount& own, std::uint64_t value) {
   return cell;
 }
 
-TEST(Limiter, ABucketBegunAnewWhileTimeStandsStillGetsAnotherSlot) {
+TEST(Limiter, ABucketThatWasResetWhileTimeStandsStillGetsAnotherSlot) {
   LimiterOptions options;
   options.replicated = true;
   options.incarnation = {1, 1};
@@ -448,7 +448,7 @@ TEST(Limiter, ABucketBegunAnewWhileTimeStandsStillGetsAnotherSlot) {
   std::vector<crdt::OwnCount> out;
   ASSERT_TRUE(limiter.check(ask.request, kNow).allowed);
   limiter.replica_side().drain(out, 100);
-  limiter.replica_side().begin_anew(begun_by_peer(out.at(0), 1));
+  limiter.replica_side().reset(begun_by_peer(out.at(0), 1));
   ASSERT_TRUE(limiter.check(Ask({{"key", "k"}}, 2).request, kNow).allowed);
   limiter.replica_side().drain(out, 100);
   ASSERT_EQ(out.size(), 2u);

@@ -135,7 +135,7 @@ struct Program {
       sum.allowed += stripe[rule].allowed.load(std::memory_order_relaxed);
       sum.denied += stripe[rule].denied.load(std::memory_order_relaxed);
       sum.degraded += stripe[rule].degraded.load(std::memory_order_relaxed);
-      sum.elsewhere += stripe[rule].exhausted_locally.load(std::memory_order_relaxed);
+      sum.exhausted_locally += stripe[rule].exhausted_locally.load(std::memory_order_relaxed);
     }
     return sum;
   }

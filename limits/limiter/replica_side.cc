@@ -4,8 +4,8 @@
 
 namespace weir {
 
-void ReplicaSide::told_durable(const crdt::OwnCount& count) {
-  impl_->told_durable(count);
+void ReplicaSide::mark_durable(const crdt::OwnCount& count) {
+  impl_->mark_durable(count);
 }
 
 void ReplicaSide::set_grant_state(const EscrowGrantState& state) {
@@ -51,8 +51,8 @@ bool ReplicaSide::absorb(const crdt::Cell& cell, Growth& growth) {
   return impl_->absorb(cell, growth);
 }
 
-void ReplicaSide::begin_anew(const crdt::Cell& cell) {
-  impl_->begin_anew(cell);
+void ReplicaSide::reset(const crdt::Cell& cell) {
+  impl_->reset(cell);
 }
 
 void ReplicaSide::rebase(const crdt::Incarnation& fresh, const DurableCount& durable) {

@@ -288,10 +288,10 @@ class Checker {
     // A bucket is kept at most this long after its last use, so it must be full again by then.
     Uint128 fill = static_cast<Uint128>(burst) * (1 + rule.max_debt) *
                    static_cast<std::uint64_t>(std::max<Nanos>(rule.window, 0)) / rule.limit;
-    if (fill > static_cast<Uint128>(crdt::kMaxLife)) {
+    if (fill > static_cast<Uint128>(crdt::kMaxLifetime)) {
       fail(rule.burst == 0 ? "max_debt" : "burst",
            fmt::format("a bucket that fills within {}: burst * (1 + max_debt) * window / limit",
-                       format_duration(crdt::kMaxLife)));
+                       format_duration(crdt::kMaxLifetime)));
     }
   }
 
@@ -538,12 +538,13 @@ void RuleSet::match_one(const Request& request, std::vector<std::uint32_t>& out)
       }
     }
   }
-  if (request.only.empty()) return;
+  if (request.rule_filter.empty()) return;
   const auto first = out.begin() + static_cast<std::ptrdiff_t>(before);
   out.erase(std::remove_if(first, out.end(),
                            [&](std::uint32_t i) {
-                             return std::find(request.only.begin(), request.only.end(),
-                                              rules_[i].name) == request.only.end();
+                             return std::find(request.rule_filter.begin(),
+                                              request.rule_filter.end(),
+                                              rules_[i].name) == request.rule_filter.end();
                            }),
             out.end());
 }

@@ -511,8 +511,8 @@ TEST(Match, FindsTheDomainsRulesInOrder) {
   Asked several("api", {{"method", "PUT"}});
   several.request.more = more;
   EXPECT_THAT(match(several), ElementsAre(99, 0, 2, 3));
-  const std::vector<std::string_view> only = {"per-user"};
-  several.request.only = only;
+  const std::vector<std::string_view> rule_filter = {"per-user"};
+  several.request.rule_filter = rule_filter;
   EXPECT_THAT(match(several), ElementsAre(99, 2));
 }
 

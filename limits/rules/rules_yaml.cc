@@ -322,7 +322,7 @@ class RulesReader final : public RuleOrigin {
   }
 
   bool read_match(const Value& value, std::vector<Match>& out) {
-    std::vector<yaml::Reader::Entry> entries;
+    std::vector<yaml::Reader::Member> entries;
     if (!read_.entries(value, "entry", entries)) return false;
     bool ok = true;
     for (const auto& entry : entries) {
@@ -393,7 +393,7 @@ class RulesReader final : public RuleOrigin {
     if (read_.node(value).kind != Node::Kind::map) {
       return read_.integer(value, 0, kAny, rule.default_cost);
     }
-    std::vector<yaml::Reader::Entry> entries;
+    std::vector<yaml::Reader::Member> entries;
     if (!read_.entries(value, "method", entries)) return false;
     bool ok = true;
     for (const auto& entry : entries) {

@@ -58,9 +58,9 @@ class Credits {
   /// A thread has a credit each for so many series, by their tags.
   static constexpr std::size_t kPerThread = 4;
   /// How long one lives at most: `remaining` lags behind other threads by no more.
-  static constexpr Nanos kLife = kMillisecond;
+  static constexpr Nanos kLifetime = kMillisecond;
   /// One that would live shorter is not worth it.
-  static constexpr Nanos kMinLife = kLife / 64;
+  static constexpr Nanos kMinLifetime = kLifetime / 64;
   static constexpr std::uint32_t kFirstBlock = 16;
   static constexpr std::uint32_t kMaxBlock = 1024;
   static constexpr std::uint64_t kMaxPlace = 0xFFFFFFFF;

@@ -41,7 +41,7 @@ struct BucketCell {
   std::uint64_t held = 0;  ///< by open tickets; no part of the state
   std::uint64_t total() const { return add_saturated(own, others); }
   /// As if never used, but for what is held.
-  void begin_anew() {
+  void reset() {
     BucketCell fresh;
     fresh.last_birth = last_birth;
     fresh.held = held;

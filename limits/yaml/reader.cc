@@ -92,7 +92,7 @@ const std::string* Reader::scalar(const Value& value) const {
 
 // --- Maps and lists ---
 
-bool Reader::entries(const Value& map, std::string_view kind, std::vector<Entry>& out) {
+bool Reader::entries(const Value& map, std::string_view kind, std::vector<Member>& out) {
   if (!is_map(map)) return expected(map, wording_.a_map({}));
   std::map<std::string_view, std::uint32_t> first;
   const std::vector<std::uint32_t>& children = node(map).children;
@@ -123,10 +123,10 @@ Reader::Fields Reader::mapping(const Value& value, std::span<const Field> known)
     return out;
   }
   out.is_map = true;
-  std::vector<Entry> found;
+  std::vector<Member> found;
   entries(value, "field", found);
   std::vector<bool> seen(names.size());
-  for (const Entry& entry : found) {
+  for (const Member& entry : found) {
     if (full()) return out;
     const auto at = std::find(names.begin(), names.end(), entry.name);
     if (at == names.end()) {

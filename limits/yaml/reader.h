@@ -98,14 +98,14 @@ class Reader {
     return mapping(value, std::span(known.begin(), known.size()));
   }
 
-  struct Entry {
+  struct Member {
     std::string_view name;
     Value key;  ///< its path is that of the value
     Value value;
   };
   /// A map whose keys may be any text. What comes again, or is no text, is noted and left out.
   /// `kind` says what the keys are.
-  bool entries(const Value& map, std::string_view kind, std::vector<Entry>& out);
+  bool entries(const Value& map, std::string_view kind, std::vector<Member>& out);
   /// A list; `what` says what it lists.
   bool items(const Value& list, std::string_view what, std::vector<Value>& out);
 

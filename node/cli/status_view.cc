@@ -108,7 +108,7 @@ void add_peers(Table& table, const std::string& node, const Json& status) {
   for (const Json& peer : peers) {
     const Json& error = field(peer, "last_error");
     table.add({node, name_of(peer), text(peer, "up"), text(peer, "unacked"),
-               seconds(field(peer, "in_step_s")), text(peer, "agrees"),
+               seconds(field(peer, "caught_up_s")), text(peer, "agrees"),
                field(peer, "up") == true || !error.is_string() ? "" : text(error)});
   }
 }
@@ -125,7 +125,7 @@ std::string status_text(std::span<const NodeAnswer> answers) {
   rules.add({"domain", "rule", "node", "allowed", "denied", "degraded", "limit", "algorithm"});
   Table peers({Align::left, Align::left, Align::left, Align::right, Align::right, Align::left,
                Align::left});
-  peers.add({"node", "peer", "up", "unacked", "out of step", "agrees", "error"});
+  peers.add({"node", "peer", "up", "unacked", "lag", "agrees", "error"});
   std::string failures;
   for (const NodeAnswer& answer : answers) {
     std::string error;

@@ -18,7 +18,7 @@ const char* const kEu = R"({"region":"eu","node":"eu-1","version":"0.1.0","uptim
   "storage":{"mode":"lmdb","ok":true,"failure":"","commits":9,"backlog":0,"last_commit_us":840},
   "rules":[{"domain":"api","name":"per-key","algorithm":"fixed_window","limit":1000,"window":"1m",
             "shadow":true,"allowed":12345,"denied":67,"degraded":8}],
-  "peers":[{"region":"us","node":"us-1","up":true,"unacked":5,"in_step_s":0.25,"agrees":true},
+  "peers":[{"region":"us","node":"us-1","up":true,"unacked":5,"caught_up_s":0.25,"agrees":true},
            {"region":"ap","node":"ap-1","up":false,"unacked":9,"agrees":false,
             "last_error":"connection refused"}],
   "counters":{"late":1,"future":2,"invalid":3,"alarms":4,"repaired":5}})";
@@ -58,7 +58,7 @@ TEST(StatusView, AFailedStoreSaysWhy) {
 TEST(StatusView, ToleratesWhatIsMissingOrStrange) {
   const std::vector<std::string> strange = {
       "{}", R"({"region":7,"rules":3,"peers":{},"storage":[],"counters":"x","uptime_s":"long"})",
-      R"({"rules":[null,1,{},{"name":null,"shadow":1}],"peers":[null,{"in_step_s":-1e300}]})",
+      R"({"rules":[null,1,{},{"name":null,"shadow":1}],"peers":[null,{"caught_up_s":-1e300}]})",
       R"({"uptime_s":1e308,"series":-1,"cells":1.5,"storage":{"ok":"no","last_commit_us":{}}})"};
   for (const std::string& json : strange) {
     const std::vector<NodeAnswer> answers{{"addr", json, ""}};

@@ -48,7 +48,7 @@ void RulesControl::refuse(const LoadedRules& loaded, std::string error, Nanos wa
   status_.refused_at = wall;
 }
 
-RulesReply RulesControl::told(std::string_view known) {
+RulesReply RulesControl::answer(std::string_view known) {
   RulesReply reply;
   reply.version = status_.version;
   reply.same = !known.empty() && known == status_.version;

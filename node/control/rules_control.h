@@ -39,7 +39,7 @@ class RulesControl {
   const std::shared_ptr<const RuleSet>& rules() const { return rules_; }
   const RulesStatus& status() const { return status_; }
   /// For a caller that has version `known`.
-  RulesReply told(std::string_view known);
+  RulesReply answer(std::string_view known);
 
  private:
   void refuse(const LoadedRules& loaded, std::string error, Nanos wall);

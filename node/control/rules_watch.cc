@@ -38,7 +38,7 @@ struct RulesWatch::Impl {
   Read read;
   uv_loop_t* loop;
   uv_fs_event_t events{};
-  uv_timer_t settle{};
+  uv_timer_t debounce_timer{};
   uv_timer_t poll{};
   Look seen;           // before it was read last
   bool busy = false;   // reading
@@ -49,16 +49,15 @@ struct RulesWatch::Impl {
   Impl(uv_loop_t* uv, std::string file, RulesWatchOptions given, Read told)
       : path(std::move(file)), options(given), read(std::move(told)), loop(uv) {
     seen = look_at(path);
-    uv_timer_init(loop, &settle);
+    uv_timer_init(loop, &debounce_timer);
     uv_timer_init(loop, &poll);
     uv_fs_event_init(loop, &events);
     open = 3;
-    settle.data = poll.data = events.data = this;
+    debounce_timer.data = poll.data = events.data = this;
     std::filesystem::path folder = std::filesystem::path(path).parent_path();
     // Where events cannot be had the poll does alone.
     uv_fs_event_start(
-        &events,
-        [](uv_fs_event_t* handle, const char*, int, int) { self(handle)->wait_until_settled(); },
+        &events, [](uv_fs_event_t* handle, const char*, int, int) { self(handle)->debounce(); },
         folder.empty() ? "." : folder.c_str(), 0);
     uv_timer_start(
         &poll, [](uv_timer_t* handle) { self(handle)->look(); }, options.poll_ms, options.poll_ms);
@@ -69,9 +68,9 @@ struct RulesWatch::Impl {
     return static_cast<Impl*>(handle->data);
   }
 
-  void wait_until_settled() {
+  void debounce() {
     uv_timer_start(
-        &settle, [](uv_timer_t* handle) { self(handle)->look(); }, options.settle_ms, 0);
+        &debounce_timer, [](uv_timer_t* handle) { self(handle)->look(); }, options.debounce_ms, 0);
   }
 
   void look() {
@@ -114,7 +113,7 @@ struct RulesWatch::Impl {
   void close() {
     closing = true;
     auto gone = [](uv_handle_t* handle) { static_cast<Impl*>(handle->data)->let_go(); };
-    uv_close(reinterpret_cast<uv_handle_t*>(&settle), gone);
+    uv_close(reinterpret_cast<uv_handle_t*>(&debounce_timer), gone);
     uv_close(reinterpret_cast<uv_handle_t*>(&poll), gone);
     uv_close(reinterpret_cast<uv_handle_t*>(&events), gone);
   }

@@ -13,7 +13,7 @@ namespace weir::node {
 
 struct RulesWatchOptions {
   /// After the last sign of a change: whoever writes in place may not be done yet.
-  std::uint64_t settle_ms = 100;
+  std::uint64_t debounce_ms = 100;
   /// The file is looked at this often besides: not every change gives a sign (a symlink's target in
   /// another folder, a network file system).
   std::uint64_t poll_ms = 2000;

@@ -4,8 +4,8 @@
 #include <charconv>
 #include <utility>
 
-#include <weir/limits/replica_side.h>
 #include <weir/limits/algorithms/window.h>
+#include <weir/limits/replica_side.h>
 
 namespace weir::node {
 namespace {
@@ -70,7 +70,7 @@ bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& e
   limiter_ = std::make_unique<Limiter>(options_.rules, limiter);
   EscrowAgentOptions escrow;
   escrow.shares = limiter.shares;
-  escrow.claim_interval = options_.replica.anti_entropy_interval / 5;
+  escrow.rejoin_interval = options_.replica.anti_entropy_interval / 5;
   escrow.quiet = options_.replica.anti_entropy_interval * 6 / 5;
   escrow_ = std::make_unique<EscrowAgent>(std::move(escrow), *replica_, *limiter_);
   replica_->restore(recovered.state, now);
@@ -261,10 +261,10 @@ void Engine::dispatch() {
     last_write_ = std::max(last_write_, write.id);
     store_->append(std::move(write));
   }
-  for (const crdt::CellId& id : out.begun_anew) {
-    if (const crdt::Cell* cell = replica_->find(id)) limiter_->replica_side().begin_anew(*cell);
+  for (const crdt::CellId& id : out.reset_buckets) {
+    if (const crdt::Cell* cell = replica_->find(id)) limiter_->replica_side().reset(*cell);
   }
-  for (const crdt::OwnCount& count : out.durable) escrow_->told_durable(count);
+  for (const crdt::OwnCount& count : out.durable) escrow_->mark_durable(count);
   for (const crdt::CellId& id : out.changed) {
     if (escrow_->changed(id)) continue;
     const crdt::Cell* cell = replica_->find(id);
@@ -314,7 +314,7 @@ void Engine::reincarnate(const crdt::Incarnation& fresh, bool memory_only, Nanos
     const crdt::Cell* cell = replica_->find(id);
     return cell == nullptr ? std::uint64_t{0} : cell->value_of(slot);
   });
-  escrow_->begin_anew(store_ != nullptr && !durable_, now);
+  escrow_->reset(store_ != nullptr && !durable_, now);
   events_.reincarnated(fresh);
 }
 

@@ -6,16 +6,16 @@ namespace weir::node {
 
 void OverAdmission::heard(crdt::PeerIndex peer, Nanos now) {
   speaker_ = peer;
-  Peer& told = peers_[peer];
-  told.heard_at = std::max(told.heard_at, now);
-  if (told.span_from == 0) told.span_from = now;
-  Nanos passed = now - told.span_from;
+  Peer& state = peers_[peer];
+  state.heard_at = std::max(state.heard_at, now);
+  if (state.span_from == 0) state.span_from = now;
+  Nanos passed = now - state.span_from;
   if (passed < kSpan) return;
-  for (auto& [rule, rate] : told.rates) {
+  for (auto& [rule, rate] : state.rates) {
     rate.before = passed < 2 * kSpan ? rate.now : 0;
     rate.now = 0;
   }
-  told.span_from = now;
+  state.span_from = now;
 }
 
 void OverAdmission::grew(const crdt::SeriesId& rule, std::uint64_t units) {

@@ -8,7 +8,7 @@ namespace {
 constexpr Nanos kNow = 1'000'000 * kMinute;
 constexpr crdt::SeriesId kRule{1, 2};
 
-struct Told {
+struct Reports {
   OverAdmission over{2};
   void tell(crdt::PeerIndex peer, std::uint64_t units, Nanos now, crdt::SeriesId rule = kRule) {
     over.heard(peer, now);
@@ -18,38 +18,38 @@ struct Told {
 };
 
 TEST(OverAdmission, IsRateTimesSilence) {
-  Told told;
-  for (int i = 0; i <= 80; ++i) told.tell(0, 25, kNow + i * kSecond / 4);  // 100 a second
+  Reports reports;
+  for (int i = 0; i <= 80; ++i) reports.tell(0, 25, kNow + i * kSecond / 4);  // 100 a second
   Nanos last = kNow + 20 * kSecond;
-  EXPECT_EQ(told.over.worst_case(kRule, last), 0u);
-  EXPECT_NEAR(static_cast<double>(told.over.worst_case(kRule, last + kSecond / 4)), 25, 2);
+  EXPECT_EQ(reports.over.worst_case(kRule, last), 0u);
+  EXPECT_NEAR(static_cast<double>(reports.over.worst_case(kRule, last + kSecond / 4)), 25, 2);
   // A peer that is cut off goes on, as far as anyone knows.
-  EXPECT_NEAR(static_cast<double>(told.over.worst_case(kRule, last + kMinute)), 6000, 400);
-  told.tell(0, 0, last + kMinute);
-  EXPECT_EQ(told.over.worst_case(kRule, last + kMinute), 0u);
+  EXPECT_NEAR(static_cast<double>(reports.over.worst_case(kRule, last + kMinute)), 6000, 400);
+  reports.tell(0, 0, last + kMinute);
+  EXPECT_EQ(reports.over.worst_case(kRule, last + kMinute), 0u);
 }
 
 TEST(OverAdmission, SumsPeersAndKeepsRulesApart) {
-  Told told;
+  Reports reports;
   for (int i = 0; i <= 20; ++i) {
-    told.tell(0, 10, kNow + i * kSecond / 2);
-    told.tell(1, 20, kNow + i * kSecond / 2);
-    told.tell(1, 1, kNow + i * kSecond / 2, {3, 4});
+    reports.tell(0, 10, kNow + i * kSecond / 2);
+    reports.tell(1, 20, kNow + i * kSecond / 2);
+    reports.tell(1, 1, kNow + i * kSecond / 2, {3, 4});
   }
   Nanos later = kNow + 12 * kSecond;
-  EXPECT_NEAR(static_cast<double>(told.over.worst_case(kRule, later)), 120, 15);
-  EXPECT_NEAR(static_cast<double>(told.over.worst_case({3, 4}, later)), 4, 2);
-  EXPECT_EQ(told.over.worst_case({5, 6}, later), 0u);
+  EXPECT_NEAR(static_cast<double>(reports.over.worst_case(kRule, later)), 120, 15);
+  EXPECT_NEAR(static_cast<double>(reports.over.worst_case({3, 4}, later)), 4, 2);
+  EXPECT_EQ(reports.over.worst_case({5, 6}, later), 0u);
 }
 
 TEST(OverAdmission, ARateOfLongAgoIsForgotten) {
-  Told told;
-  told.tell(0, 1000, kNow);
-  told.tell(0, 0, kNow + 6 * kSecond);
-  told.tell(0, 0, kNow + 12 * kSecond);
-  told.tell(0, 0, kNow + 18 * kSecond);
-  told.over.sweep();
-  EXPECT_EQ(told.over.worst_case(kRule, kNow + kMinute), 0u);
+  Reports reports;
+  reports.tell(0, 1000, kNow);
+  reports.tell(0, 0, kNow + 6 * kSecond);
+  reports.tell(0, 0, kNow + 12 * kSecond);
+  reports.tell(0, 0, kNow + 18 * kSecond);
+  reports.over.sweep();
+  EXPECT_EQ(reports.over.worst_case(kRule, kNow + kMinute), 0u);
 }
 
 TEST(OverAdmission, WhatNobodyToldSaysNothingOfARate) {

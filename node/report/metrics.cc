@@ -80,11 +80,11 @@ void add_peers(Page& page, const std::vector<PeerMetrics>& peers) {
   page.gauge("weir_peer_unacked_changes", "Changes that the peer has not acknowledged.");
   for (const PeerMetrics& peer : peers) page.add({{"peer", peer.peer}}, peer.unacked);
 
-  page.gauge("weir_peer_out_of_step_seconds",
+  page.gauge("weir_peer_lag_seconds",
              "Time since the peer was known to hold everything this node had; absent if it never "
              "was.");
   for (const PeerMetrics& peer : peers) {
-    if (peer.out_of_step) page.add({{"peer", peer.peer}}, *peer.out_of_step);
+    if (peer.lag) page.add({{"peer", peer.peer}}, *peer.lag);
   }
 
   page.gauge("weir_peer_clock_skew_seconds",
@@ -134,11 +134,11 @@ void add_home(Page& page, const HomeMetrics& home) {
 }
 
 void add_escrow(Page& page, const std::vector<RuleMetrics>& rules, const EscrowMetrics& escrow) {
-  page.counter("weir_rule_denied_elsewhere_total",
+  page.counter("weir_rule_exhausted_locally_total",
                "Requests a rule denied because no rights were left here, while others may have had "
                "some.");
   for (const RuleMetrics& rule : rules) {
-    page.add({{"domain", rule.domain}, {"rule", rule.rule}}, rule.elsewhere);
+    page.add({{"domain", rule.domain}, {"rule", rule.rule}}, rule.exhausted_locally);
   }
   page.gauge("weir_escrow_open",
              "1 once another node knows of this one: its shares of windows that begin are spent.");
@@ -176,9 +176,9 @@ void add_escrow(Page& page, const std::vector<RuleMetrics>& rules, const EscrowM
                "counted them.");
   page.add({}, escrow.forwards_failed);
   page.counter(
-      "weir_escrow_forwards_withheld_total",
+      "weir_escrow_forwards_suppressed_total",
       "Requests denied without asking others: they had nothing lately, or are being asked.");
-  page.add({}, escrow.forwards_withheld);
+  page.add({}, escrow.forwards_suppressed);
   page.counter("weir_escrow_forwards_served_total",
                "Requests of other nodes decided here from the rights that are here.");
   page.add({}, escrow.forwards_served);

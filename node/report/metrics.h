@@ -15,9 +15,9 @@ struct RuleMetrics {
   std::string domain;
   std::string rule;
   std::uint64_t allowed = 0;
-  std::uint64_t denied = 0;     ///< for a shadow rule: would have been
-  std::uint64_t degraded = 0;   ///< answered by on_failure
-  std::uint64_t elsewhere = 0;  ///< of the denied: others may have had rights
+  std::uint64_t denied = 0;             ///< for a shadow rule: would have been
+  std::uint64_t degraded = 0;           ///< answered by on_failure
+  std::uint64_t exhausted_locally = 0;  ///< of the denied: others may have had rights
   bool shadow = false;
   std::uint64_t over_admission = 0;  ///< units, at most, as far as is known now
 };
@@ -25,9 +25,9 @@ struct RuleMetrics {
 struct PeerMetrics {
   std::string peer;  ///< "region/node"
   bool up = false;
-  std::uint64_t unacked = 0;          ///< changes the peer has not acknowledged
-  std::optional<double> out_of_step;  ///< seconds since it held all of ours; unknown: never did
-  std::optional<double> skew;         ///< seconds its clock is ahead of ours
+  std::uint64_t unacked = 0;   ///< changes the peer has not acknowledged
+  std::optional<double> lag;   ///< seconds since it held all of ours; unknown: never did
+  std::optional<double> skew;  ///< seconds its clock is ahead of ours
   std::uint64_t dropped_messages = 0;
 };
 
@@ -59,12 +59,12 @@ struct EscrowMetrics {
   std::uint64_t requests_refused = 0;
   std::uint64_t units_given = 0;
   std::uint64_t units_received = 0;
-  std::uint64_t versions_differ = 0;  ///< claims of peers that know other weights
+  std::uint64_t versions_differ = 0;  ///< rejoin requests of peers that know other weights
   std::uint64_t forwarded = 0;        ///< requests that others were asked to decide
   std::uint64_t forwards = 0;         ///< questions for that
   std::uint64_t forwards_admitted = 0;
   std::uint64_t forwards_failed = 0;
-  std::uint64_t forwards_withheld = 0;
+  std::uint64_t forwards_suppressed = 0;
   std::uint64_t forwards_served = 0;
 };
 

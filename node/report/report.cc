@@ -30,23 +30,20 @@ std::string peer_name(const crdt::Member& member) {
   return member.region + "/" + member.node;
 }
 
-json escrow_json(const EscrowAgent& escrow, const HomeDesk* home) {
+json escrow_json(const EscrowAgent& escrow, const Forwarder* forwarder) {
   const EscrowAgentCounters& rights = escrow.counters();
-  json out = {{"open", escrow.grant_state().open},
-              {"whole", escrow.whole()},
-              {"requests_sent", rights.requests_sent},
-              {"requests_served", rights.requests_served},
-              {"requests_refused", rights.requests_refused},
-              {"versions_differ", rights.versions_differ},
-              {"units_given", rights.units_given},
-              {"units_received", rights.units_received}};
-  if (home == nullptr) return out;
-  const PassedOnCounters& passed = home->passed_on();
+  json out = {
+      {"open", escrow.grant_state().open},           {"whole", escrow.whole()},
+      {"requests_sent", rights.requests_sent},       {"requests_served", rights.requests_served},
+      {"requests_refused", rights.requests_refused}, {"versions_differ", rights.versions_differ},
+      {"units_given", rights.units_given},           {"units_received", rights.units_received}};
+  if (forwarder == nullptr) return out;
+  const PassedOnCounters& passed = forwarder->passed_on();
   out.update({{"forwarded", passed.requests},
               {"forwards", passed.asked},
               {"forwards_admitted", passed.admitted},
               {"forwards_failed", passed.failed},
-              {"forwards_withheld", passed.withheld},
+              {"forwards_suppressed", passed.suppressed},
               {"forwards_served", passed.served}});
   return out;
 }
@@ -108,7 +105,7 @@ json peers_json(const crdt::Replica& replica, const rpc::PeerNetwork* peers, Nan
         {"region", link.member.region},    {"node", link.member.node}, {"up", session.up},
         {"unacked", link.unacked},         {"agrees", link.agrees},    {"dropped", session.dropped},
         {"last_error", session.last_error}};
-    if (link.in_step_at != 0) peer["in_step_s"] = seconds_since(link.in_step_at, now);
+    if (link.caught_up_at != 0) peer["caught_up_s"] = seconds_since(link.caught_up_at, now);
     if (link.heard_at != 0) peer["heard_s"] = seconds_since(link.heard_at, now);
     out.push_back(std::move(peer));
   }
@@ -153,14 +150,14 @@ std::string NodeReport::status_json() {
            {"shed", status.shed},
            {"unabsorbed", status.unabsorbed},
            {"reincarnations", status.reincarnations}};
-  const HomeDesk* home = from_.coordinator.home();
-  out["escrow"] = escrow_json(engine.escrow(), home);
+  const Forwarder* forwarder = from_.coordinator.forwarder();
+  out["escrow"] = escrow_json(engine.escrow(), forwarder);
   out["storage"] = storage_json(status, from_.store);
   out["rules_file"] = rules_file_json(from_.control.status(), from_.config.rules, wall);
   out["rules"] = rules_json(engine, *from_.control.rules(), wall);
   out["peers"] = peers_json(replica, from_.peers, now);
   if (from_.coordinator.state().has_home_rules) {
-    const HomeCounters& homes = home->counters();
+    const HomeCounters& homes = forwarder->counters();
     out["home"] = {{"forwarded", homes.forwarded},
                    {"served", homes.served},
                    {"refused", homes.refused},
@@ -204,7 +201,7 @@ NodeMetrics NodeReport::collect() {
   for (std::uint32_t i = 0; i < rules.size(); ++i) {
     const RuleCounters counters = engine.limiter().counters(i);
     out.rules.push_back({rules[i].domain, rules[i].name, counters.allowed, counters.denied,
-                         counters.degraded, counters.elsewhere, rules[i].shadow,
+                         counters.degraded, counters.exhausted_locally, rules[i].shadow,
                          engine.over_admission(i, wall)});
   }
   collect_peers(out, now);
@@ -217,7 +214,7 @@ NodeMetrics NodeReport::collect() {
                                  status.waiting,         status.shed};
   }
   if (from_.coordinator.state().has_home_rules) {
-    const HomeCounters& homes = from_.coordinator.home()->counters();
+    const HomeCounters& homes = from_.coordinator.forwarder()->counters();
     out.home = HomeMetrics{homes.forwarded, homes.served, homes.refused, homes.degraded};
   }
   collect_rights(out);
@@ -233,7 +230,7 @@ void NodeReport::collect_peers(NodeMetrics& out, Nanos now) {
     peer.peer = peer_name(status[i].member);
     peer.up = static_cast<bool>(status[i].incarnation);
     peer.unacked = status[i].unacked;
-    if (status[i].in_step_at != 0) peer.out_of_step = seconds_since(status[i].in_step_at, now);
+    if (status[i].caught_up_at != 0) peer.lag = seconds_since(status[i].caught_up_at, now);
     peer.dropped_messages = from_.peers->status(i).dropped;
     out.peers.push_back(std::move(peer));
   }
@@ -247,16 +244,16 @@ void NodeReport::collect_rights(NodeMetrics& out) {
   if (!has_rights) return;
   const EscrowAgent& escrow = from_.engine.escrow();
   const EscrowAgentCounters& rights = escrow.counters();
-  out.escrow = EscrowMetrics{escrow.grant_state().open, escrow.whole(),          rights.requests_sent,
-                             rights.requests_served, rights.requests_refused, rights.units_given,
-                             rights.units_received,  rights.versions_differ};
-  if (from_.coordinator.home() == nullptr) return;
-  const PassedOnCounters& passed = from_.coordinator.home()->passed_on();
+  out.escrow = EscrowMetrics{
+      escrow.grant_state().open, escrow.whole(),     rights.requests_sent,  rights.requests_served,
+      rights.requests_refused,   rights.units_given, rights.units_received, rights.versions_differ};
+  if (from_.coordinator.forwarder() == nullptr) return;
+  const PassedOnCounters& passed = from_.coordinator.forwarder()->passed_on();
   out.escrow->forwarded = passed.requests;
   out.escrow->forwards = passed.asked;
   out.escrow->forwards_admitted = passed.admitted;
   out.escrow->forwards_failed = passed.failed;
-  out.escrow->forwards_withheld = passed.withheld;
+  out.escrow->forwards_suppressed = passed.suppressed;
   out.escrow->forwards_served = passed.served;
 }
 

@@ -44,7 +44,7 @@ void tell_bound(Engine& engine, const Decision& decision, Nanos wall, Reply& rep
   }
 }
 
-Coordinator::Coordinator(Engine& engine, HomeOptions options, MemberLinks& links,
+Coordinator::Coordinator(Engine& engine, ForwardOptions options, MemberLinks& links,
                          std::function<Nanos()> wall, std::function<void()> soon)
     : engine_(engine),
       options_(std::move(options)),
@@ -60,28 +60,28 @@ void Coordinator::rules_changed(const RuleSet& rules) {
     has_scarce |= rule.enforcement == Enforcement::escrow && engine_.escrow().scarce(rule);
   }
   // What was made once stays: requests may be on their way.
-  if ((has_homes || has_scarce) && !home_) {
-    home_ = std::make_unique<HomeDesk>(engine_, options_, *this);
+  if ((has_homes || has_scarce) && !forwarder_) {
+    forwarder_ = std::make_unique<Forwarder>(engine_, options_, *this);
   }
   state_.has_home_rules = has_homes;
-  state_.asks_for_rights = home_ != nullptr;
+  state_.asks_for_rights = forwarder_ != nullptr;
 }
 
 void Coordinator::pump() {
-  if (home_) home_->pump();
+  if (forwarder_) forwarder_->pump();
 }
 
 /// Some of its rules are decided by another member, or it came before and others were asked.
 bool Coordinator::is_away(const Request& request) {
-  if (!home_) return false;
-  return (state_.has_home_rules && home_->concerns(request)) || home_->knows(request);
+  if (!forwarder_) return false;
+  return (state_.has_home_rules && forwarder_->concerns(request)) || forwarder_->knows(request);
 }
 
 /// Others may have what is missing here.
 bool Coordinator::lacks_rights(const Decision& decision) const {
-  return home_ && !decision.allowed &&
+  return forwarder_ && !decision.allowed &&
          std::any_of(decision.statuses.begin(), decision.statuses.end(),
-                     [](const RuleStatus& status) { return status.elsewhere; });
+                     [](const RuleStatus& status) { return status.exhausted_locally; });
 }
 
 /// It is not decided now, and why.
@@ -116,22 +116,22 @@ void Coordinator::check(rpc::CheckItem item, std::function<void(Reply)> done) {
   AsRequest as(item);
   Reply reply;
   if (refused(as.request, reply.error)) return done(std::move(reply));
-  if (is_away(as.request)) return home_->decide(std::move(item), std::move(done));
+  if (is_away(as.request)) return forwarder_->decide(std::move(item), std::move(done));
   Decision decision;
   engine_.check(as.request, wall_(), decision);
-  if (lacks_rights(decision) && home_->pass_on(as.request, decision, done)) return;
+  if (lacks_rights(decision) && forwarder_->pass_on(as.request, decision, done)) return;
   finish(decision, as.request, std::move(done));
 }
 
-void Coordinator::pass_on(const rpc::CheckItem& item, const Decision& denied, Reply told,
+void Coordinator::pass_on(const rpc::CheckItem& item, const Decision& denied, Reply answer,
                           std::function<void(Reply)> done) {
   AsRequest as(item);
   Limiter& limiter = engine_.limiter();
   // By the rules that denied it, or not at all: their numbers may mean others by now.
   const bool same_rules = limiter.rules(denied.version) == limiter.rules();
-  const bool may = !state_.stopping && home_ && same_rules;
-  if (may && home_->pass_on(as.request, denied, done)) return;
-  done(std::move(told));
+  const bool may = !state_.stopping && forwarder_ && same_rules;
+  if (may && forwarder_->pass_on(as.request, denied, done)) return;
+  done(std::move(answer));
 }
 
 void Coordinator::reserve(rpc::CheckItem item, Nanos timeout,
@@ -139,7 +139,8 @@ void Coordinator::reserve(rpc::CheckItem item, Nanos timeout,
   AsRequest as(item);
   ReserveReply reply;
   if (refused(as.request, reply.decision.error)) return done(std::move(reply));
-  if (std::string where = home_ ? home_->elsewhere(as.request) : std::string(); !where.empty()) {
+  if (std::string where = forwarder_ ? forwarder_->remote_home(as.request) : std::string();
+      !where.empty()) {
     reply.decision.fail(ErrorKind::unsupported, where + ": reserve there");
     return done(std::move(reply));
   }
@@ -162,10 +163,10 @@ void Coordinator::lease(rpc::CheckItem item, LeaseTerms terms,
     out.decision = std::move(decision);
     done(std::move(out));
   };
-  if (is_away(as.request)) return home_->decide(std::move(item), decided);
+  if (is_away(as.request)) return forwarder_->decide(std::move(item), decided);
   Decision decision;
   Lease lease = engine_.lease(as.request, terms, wall_(), decision);
-  if (lacks_rights(decision) && home_->pass_on(as.request, decision, decided)) return;
+  if (lacks_rights(decision) && forwarder_->pass_on(as.request, decision, decided)) return;
   tell(decision, *engine_.limiter().rules(decision.version), reply.decision);
   reply.ticket = engine_.ticket_name(lease.ticket);
   reply.hits = lease.hits;
@@ -202,13 +203,14 @@ void Coordinator::serve(const std::vector<rpc::CheckItem>& items,
 
 void Coordinator::serve(const rpc::CheckItem& item, std::function<void(Reply)> done) {
   AsRequest as(item);
-  const std::vector<std::string_view> only(item.only.begin(), item.only.end());
-  as.request.only = only;
-  as.request.demand_noted = true;
+  const std::vector<std::string_view> rule_filter(item.rule_filter.begin(), item.rule_filter.end());
+  as.request.rule_filter = rule_filter;
+  as.request.demand_counted = true;
   Reply reply;
   if (refused(as.request, reply.error)) return done(std::move(reply));
-  reply.error = home_ ? home_->refuse(as.request)
-                      : Error{ErrorKind::unavailable, "no rule is decided for other nodes here"};
+  reply.error = forwarder_
+                    ? forwarder_->refuse(as.request)
+                    : Error{ErrorKind::unavailable, "no rule is decided for other nodes here"};
   if (!reply.error.empty()) return done(std::move(reply));
   Decision decision;
   engine_.check(as.request, wall_(), decision);
@@ -218,14 +220,14 @@ void Coordinator::serve(const rpc::CheckItem& item, std::function<void(Reply)> d
 void Coordinator::serve_reserve(const rpc::CheckItem& item, Nanos timeout,
                                 std::function<void(ReserveReply)> done) {
   AsRequest as(item);
-  const std::vector<std::string_view> only(item.only.begin(), item.only.end());
-  as.request.only = only;
-  as.request.demand_noted = true;
+  const std::vector<std::string_view> rule_filter(item.rule_filter.begin(), item.rule_filter.end());
+  as.request.rule_filter = rule_filter;
+  as.request.demand_counted = true;
   ReserveReply reply;
   if (refused(as.request, reply.decision.error)) return done(std::move(reply));
   reply.decision.error =
-      home_ ? home_->refuse(as.request)
-            : Error{ErrorKind::unavailable, "no rule is decided for other nodes here"};
+      forwarder_ ? forwarder_->refuse(as.request)
+                 : Error{ErrorKind::unavailable, "no rule is decided for other nodes here"};
   if (!reply.decision.error.empty()) return done(std::move(reply));
   Decision decision;
   Ticket ticket = engine_.reserve(as.request, wall_(), timeout, decision);

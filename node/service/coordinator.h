@@ -12,7 +12,7 @@
 #include <weir/limits/lease.h>
 #include <weir/limits/reply.h>
 #include <weir/node/engine/engine.h>
-#include <weir/node/service/home.h>
+#include <weir/node/service/forwarder.h>
 #include <weir/rpc/check.h>
 
 namespace weir::node {
@@ -25,8 +25,8 @@ struct SharedState {
 };
 
 /// Requests that go to other members, and those that come from them: what rpc::PeerNetwork does for
-/// the coordinator. Members are counted as in HomeOptions::members, from 1. Callbacks come on the
-/// main loop, once each, perhaps at once.
+/// the coordinator. Members are counted as in ForwardOptions::members, from 1. Callbacks come on
+/// the main loop, once each, perhaps at once.
 class MemberLinks {
  public:
   virtual ~MemberLinks() = default;
@@ -40,14 +40,14 @@ class MemberLinks {
 };
 
 /// The main loop's side of the service: what cannot be decided by a worker alone. Other members'
-/// decisions (home.h), what they ask here, and waiting for commits. For the main loop's thread,
-/// but for state().
-class Coordinator final : public HomeDriver {
+/// decisions (forwarder.h), what they ask here, and waiting for commits. For the main loop's
+/// thread, but for state().
+class Coordinator final : public ForwardDriver {
  public:
   /// `wall` reads the wall clock, from any thread. `soon` has pump() of the engine called at the
   /// end of the loop's turn. All outlive the coordinator.
-  Coordinator(Engine& engine, HomeOptions options, MemberLinks& links, std::function<Nanos()> wall,
-              std::function<void()> soon);
+  Coordinator(Engine& engine, ForwardOptions options, MemberLinks& links,
+              std::function<Nanos()> wall, std::function<void()> soon);
 
   SharedState& state() { return state_; }
   /// Other rules are in force.
@@ -57,15 +57,16 @@ class Coordinator final : public HomeDriver {
 
   /// Decides what some rule of is decided by another member, perhaps.
   void check(rpc::CheckItem item, std::function<void(Reply)> done);
-  /// A worker denied it as `denied`, told as `told`: others may have the rights that are missing.
-  void pass_on(const rpc::CheckItem& item, const Decision& denied, Reply told,
+  /// A worker denied it as `denied`, answered as `answer`: others may have the rights that are
+  /// missing.
+  void pass_on(const rpc::CheckItem& item, const Decision& denied, Reply answer,
                std::function<void(Reply)> done);
   void reserve(rpc::CheckItem item, Nanos timeout, std::function<void(ReserveReply)> done);
   void lease(rpc::CheckItem item, LeaseTerms terms, std::function<void(LeaseReply)> done);
   /// Engine::when_durable, and soon.
   void when_durable(std::function<void(bool)> done, std::size_t requests);
 
-  // What other members ask: by the rules that `item.only` names, and never sent on.
+  // What other members ask: by the rules that `item.rule_filter` names, and never sent on.
 
   void serve(const std::vector<rpc::CheckItem>& items,
              std::function<void(std::vector<Reply>)> done);
@@ -76,7 +77,7 @@ class Coordinator final : public HomeDriver {
                     std::function<void(SettleReply)> done);
 
   /// Null: no rule needed it yet.
-  const HomeDesk* home() const { return home_.get(); }
+  const Forwarder* forwarder() const { return forwarder_.get(); }
 
  private:
   bool is_away(const Request& request);
@@ -97,12 +98,12 @@ class Coordinator final : public HomeDriver {
   void when_durable(std::function<void(bool)> done) override { when_durable(std::move(done), 1); }
 
   Engine& engine_;
-  HomeOptions options_;
+  ForwardOptions options_;
   MemberLinks& links_;
   const std::function<Nanos()> wall_;
   const std::function<void()> soon_;
   SharedState state_;
-  std::unique_ptr<HomeDesk> home_;
+  std::unique_ptr<Forwarder> forwarder_;
 };
 
 /// A commit that was promised cannot be kept: true if the rules' on_failure lets it pass all the

@@ -113,7 +113,7 @@ class ServiceNode final : private rpc::Flushable {
 
   explicit ServiceNode(ServiceNodeOptions options) : now(options.start) {
     EngineOptions engine_options;
-    HomeOptions home;
+    ForwardOptions home;
     engine_options.replica.self = {"eu", "eu-1"};
     engine_options.replica.peers = options.peers;
     home.members = options.peers;

@@ -109,7 +109,7 @@ bool WorkerService::may_be_away(const Request& request) {
 bool WorkerService::lacks_rights(const Decision& decision) const {
   return !decision.allowed && state_.asks_for_rights.load(std::memory_order_relaxed) &&
          std::any_of(decision.statuses.begin(), decision.statuses.end(),
-                     [](const RuleStatus& status) { return status.elsewhere; });
+                     [](const RuleStatus& status) { return status.exhausted_locally; });
 }
 
 /// Null: so many others came into force meanwhile that they are forgotten.
@@ -231,8 +231,8 @@ void WorkerService::finish(const Request& request, const Decision& decision, Rep
   if (request.wants_bound) [[unlikely]]
     tell_bound(engine_, decision, wall, reply);
   if (lacks_rights(decision)) [[unlikely]] {
-    to_main_.send([&main = coordinator_, item = rpc::item_of(request), decision, told = reply,
-                   done = reply_to(place)] { main.pass_on(item, decision, told, done); });
+    to_main_.send([&main = coordinator_, item = rpc::item_of(request), decision, answer = reply,
+                   done = reply_to(place)] { main.pass_on(item, decision, answer, done); });
   } else if (decision.wants_commit) {
     Waiting& waiting = waiting_for(place.part);
     if (waiting.uncommitted.empty()) {

@@ -427,7 +427,7 @@ TEST_F(HomeRulesTest, WhatIsDecidedElsewhereCrossesAndComesBack) {
   EXPECT_EQ(one.member, 1u);
   EXPECT_EQ(one.item.entries[0].second, key(false));
   EXPECT_EQ(one.item.hits, 2u);
-  EXPECT_THAT(one.item.only, ElementsAre("home"));
+  EXPECT_THAT(one.item.rule_filter, ElementsAre("home"));
   EXPECT_EQ(two.item.hits, 4u);
   node_->commit();  // for the one whose home is here
   two.done(answer("home", 1));
@@ -563,7 +563,7 @@ TEST_F(EscrowRulesTest, WhatLacksRightsIsAskedOfThoseWhoHaveThem) {
   EXPECT_FALSE(call->at_once);
   ASSERT_TRUE(node_->eventually([&] { return !node_->links.asked.empty(); }));
   EXPECT_EQ(node_->links.asked[0].member, 1u);
-  EXPECT_THAT(node_->links.asked[0].item.only, ElementsAre("few"));
+  EXPECT_THAT(node_->links.asked[0].item.rule_filter, ElementsAre("few"));
   node_->links.asked[0].done(answer("few", 0));
   ASSERT_TRUE(told(call, 1));
   EXPECT_THAT(texts(call->answer),

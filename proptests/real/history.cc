@@ -22,45 +22,45 @@ bool counted(const Operation& operation) {
   return operation.kind == Kind::add && operation.result == Result::ok;
 }
 
-/// The lives of one node, in order.
-class Lives {
+/// The runs of one node, in order.
+class Runs {
  public:
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
-  Lives(const History& history, std::uint32_t node) {
-    for (const Life& life : history.lives) {
-      if (life.node == node) lives_.push_back(life);
+  Runs(const History& history, std::uint32_t node) {
+    for (const Run& run : history.runs) {
+      if (run.node == node) runs_.push_back(run);
     }
-    std::sort(lives_.begin(), lives_.end(),
-              [](const Life& a, const Life& b) { return a.begin < b.begin; });
+    std::sort(runs_.begin(), runs_.end(),
+              [](const Run& a, const Run& b) { return a.begin < b.begin; });
   }
 
-  std::size_t size() const { return lives_.size(); }
-  const Life& operator[](std::size_t i) const { return lives_[i]; }
+  std::size_t size() const { return runs_.size(); }
+  const Run& operator[](std::size_t i) const { return runs_[i]; }
 
   /// The one process that can have answered, or kNone if it may have been either of two.
   std::size_t of(const Operation& operation) const {
-    auto after = std::upper_bound(lives_.begin(), lives_.end(), operation.end,
-                                  [](Nanos at, const Life& life) { return at < life.begin; });
-    if (after == lives_.begin()) return kNone;
+    auto after = std::upper_bound(runs_.begin(), runs_.end(), operation.end,
+                                  [](Nanos at, const Run& run) { return at < run.begin; });
+    if (after == runs_.begin()) return kNone;
     --after;
-    return after->begin <= operation.start ? static_cast<std::size_t>(after - lives_.begin())
+    return after->begin <= operation.start ? static_cast<std::size_t>(after - runs_.begin())
                                            : kNone;
   }
 
   /// The process ran for at least `length` between `at` and its end.
   bool ran_for(std::size_t i, Nanos at, Nanos length) const {
-    const Life& life = lives_[i];
-    if (life.end == kNever) return true;
-    Nanos ran = life.end - at;
-    for (auto [from, to] : life.pauses) {
-      ran -= std::max<Nanos>(0, std::min(to, life.end) - std::max(from, at));
+    const Run& run = runs_[i];
+    if (run.end == kNever) return true;
+    Nanos ran = run.end - at;
+    for (auto [from, to] : run.pauses) {
+      ran -= std::max<Nanos>(0, std::min(to, run.end) - std::max(from, at));
     }
     return ran >= length;
   }
 
  private:
-  std::vector<Life> lives_;
+  std::vector<Run> runs_;
 };
 
 /// All attempts in one key, wherever made.
@@ -104,11 +104,11 @@ class Checker {
       if (operation.result == Result::ok) by_node[{operation.node, group}].push_back(&operation);
     }
     for (auto& [group, attempts] : attempts_) attempts.sort();
-    std::vector<Lives> lives;
-    for (std::uint32_t node = 0; node < history_.nodes; ++node) lives.emplace_back(history_, node);
+    std::vector<Runs> runs;
+    for (std::uint32_t node = 0; node < history_.nodes; ++node) runs.emplace_back(history_, node);
     for (const auto& [where, operations] : by_node) {
       if (where.first >= history_.nodes) throw std::runtime_error("history: no such node");
-      sweep(where.second, lives[where.first], operations);
+      sweep(where.second, runs[where.first], operations);
     }
     check_finals();
     return std::move(verdict_);
@@ -120,7 +120,7 @@ class Checker {
     Nanos at = 0;
     Type type = boot;
     const Operation* operation = nullptr;
-    std::size_t life = 0;  // of a boot: which; of an operation: by which process
+    std::size_t run = 0;  // of a boot: which; of an operation: by which process
   };
 
   static std::string name(const Group& group) {
@@ -138,7 +138,7 @@ class Checker {
   /// May an answered add count towards the lower bounds of what comes later?
   bool holds(const Group& group, const Event& event) const {
     if (!counted(*event.operation)) return false;
-    return group.first == Counter::commit || event.life != Lives::kNone;
+    return group.first == Counter::commit || event.run != Runs::kNone;
   }
 
   /// All that one node said of one key, in time. With
@@ -148,16 +148,16 @@ class Checker {
   /// an add that began after such a value arrived is in `ended` and was not in `begun` then, so the
   /// next value asked for is at least `ended + told`: the earlier value, and what was acknowledged
   /// since.
-  void sweep(const Group& group, const Lives& lives,
+  void sweep(const Group& group, const Runs& runs,
              const std::vector<const Operation*>& operations) {
     std::vector<Event> events;
-    for (std::size_t i = 0; i < lives.size(); ++i) {
-      events.push_back({lives[i].begin, Event::boot, nullptr, i});
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      events.push_back({runs[i].begin, Event::boot, nullptr, i});
     }
     for (const Operation* operation : operations) {
-      std::size_t life = lives.of(*operation);
-      events.push_back({operation->start, Event::begin, operation, life});
-      events.push_back({operation->end, Event::end, operation, life});
+      std::size_t run = runs.of(*operation);
+      events.push_back({operation->start, Event::begin, operation, run});
+      events.push_back({operation->end, Event::end, operation, run});
     }
     std::stable_sort(events.begin(), events.end(), [](const Event& a, const Event& b) {
       return std::tuple(a.at, a.type) < std::tuple(b.at, b.type);
@@ -169,8 +169,8 @@ class Checker {
     std::int64_t told = 0;
     for (const Event& event : events) {
       if (event.type == Event::boot) {
-        if (event.life == 0) continue;
-        if (lives[event.life - 1].clean) {
+        if (event.run == 0) continue;
+        if (runs[event.run - 1].clean) {
           kept = ended;
           settled = 0;
           continue;
@@ -189,19 +189,19 @@ class Checker {
         continue;
       }
       check_upper(group, operation);
-      if (event.life != Lives::kNone) {
+      if (event.run != Runs::kNone) {
         told = std::max(told, static_cast<std::int64_t>(operation.used - begun));
       }
       if (!holds(group, event)) continue;
       ended += operation.hits;
-      if (event.life != Lives::kNone &&
-          lives.ran_for(event.life, operation.end, options_.async_settled)) {
+      if (event.run != Runs::kNone &&
+          runs.ran_for(event.run, operation.end, options_.async_settled)) {
         settled += operation.hits;
       }
     }
     // The last process was killed and none followed: what it may have lost is no floor.
     bool killed =
-        lives.size() > 0 && lives[lives.size() - 1].end != kNever && !lives[lives.size() - 1].clean;
+        runs.size() > 0 && runs[runs.size() - 1].end != kNever && !runs[runs.size() - 1].clean;
     if (group.first == Counter::async && killed) ended = kept + settled;
     floors_[group] += ended;
   }
@@ -210,8 +210,8 @@ class Checker {
                    std::uint64_t acknowledged) {
     const Operation& operation = *event.operation;
     ++(operation.kind == Kind::read ? verdict_.reads_checked : verdict_.adds_checked);
-    if (event.life == Lives::kNone) {
-      ++verdict_.between_lives;
+    if (event.run == Runs::kNone) {
+      ++verdict_.between_runs;
       return;
     }
     std::uint64_t low = static_cast<std::uint64_t>(std::max<std::int64_t>(0, floor));
@@ -346,14 +346,14 @@ void take_line(const json& line, History& out) {
     out.limit = line.at("limit");
     out.window = line.at("window");
     out.wall_minus_monotonic = line.at("wall_minus_monotonic");
-  } else if (type == "life") {
-    Life life;
-    life.node = line.at("node");
-    life.begin = line.at("begin");
-    life.end = line.at("end").is_null() ? kNever : line.at("end").get<Nanos>();
-    life.clean = line.at("clean");
-    life.pauses = line.at("pauses");
-    out.lives.push_back(std::move(life));
+  } else if (type == "run") {
+    Run run;
+    run.node = line.at("node");
+    run.begin = line.at("begin");
+    run.end = line.at("end").is_null() ? kNever : line.at("end").get<Nanos>();
+    run.clean = line.at("clean");
+    run.pauses = line.at("pauses");
+    out.runs.push_back(std::move(run));
   } else if (type == "connectivity") {
     out.connectivity.push_back({line.at("at"), line.at("components")});
   } else if (type == "final") {
@@ -449,13 +449,13 @@ void write(const History& history, std::ostream& out) {
                {"window", history.window},
                {"wall_minus_monotonic", history.wall_minus_monotonic}})
       << '\n';
-  for (const Life& life : history.lives) {
-    out << dump({{"t", "life"},
-                 {"node", life.node},
-                 {"begin", life.begin},
-                 {"end", life.end == kNever ? json() : json(life.end)},
-                 {"clean", life.clean},
-                 {"pauses", life.pauses}})
+  for (const Run& run : history.runs) {
+    out << dump({{"t", "run"},
+                 {"node", run.node},
+                 {"begin", run.begin},
+                 {"end", run.end == kNever ? json() : json(run.end)},
+                 {"clean", run.clean},
+                 {"pauses", run.pauses}})
         << '\n';
   }
   for (const Connectivity& step : history.connectivity) {

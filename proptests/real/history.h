@@ -47,8 +47,8 @@ struct Operation {
   std::string error;        ///< unknown: why
 };
 
-/// One process of a node. Lives of a node do not overlap.
-struct Life {
+/// One process of a node. Runs of a node do not overlap.
+struct Run {
   std::uint32_t node = 0;
   Nanos begin = 0;     ///< before the process was made
   Nanos end = kNever;  ///< before it was told to stop, or killed; kNever: it still runs
@@ -77,7 +77,7 @@ struct History {
   Nanos window = 10 * kSecond;     ///< of a quota
   Nanos wall_minus_monotonic = 0;  ///< of the clock that the windows go by
   std::vector<Operation> operations;
-  std::vector<Life> lives;
+  std::vector<Run> runs;
   std::vector<Connectivity> connectivity;
   std::vector<Final> finals;  ///< empty: the run ended early, and nothing is claimed of its end
 };
@@ -98,8 +98,8 @@ struct Verdict {
   std::vector<Violation> violations;
   std::uint64_t reads_checked = 0;  ///< answered reads of counters
   std::uint64_t adds_checked = 0;   ///< answered adds: each tells a value as well
-  /// Of those, started in one life of the node and ended in another: only their upper bound holds.
-  std::uint64_t between_lives = 0;
+  /// Of those, started in one run of the node and ended in another: only their upper bound holds.
+  std::uint64_t between_runs = 0;
   Totals commit;
   Totals async;
 };
@@ -146,7 +146,7 @@ QuotaReport judge_quota(const History& history);
 /// One line of JSON without its end.
 std::string to_line(const Operation& operation);
 
-/// JSON lines: one of the whole, then lives, connectivity, operations and finals.
+/// JSON lines: one of the whole, then runs, connectivity, operations and finals.
 void write(const History& history, std::ostream& out);
 /// Reads them back. Throws std::runtime_error, with the number of the line, if one is malformed.
 History read_history(std::istream& in);

@@ -21,7 +21,7 @@ struct Story {
 
   Story() {
     history.nodes = 2;
-    history.lives = {{0, 0, kNever, false, {}}, {1, 0, kNever, false, {}}};
+    history.runs = {{0, 0, kNever, false, {}}, {1, 0, kNever, false, {}}};
   }
 
   Story& call(Nanos start, Nanos end, std::uint32_t node, std::uint64_t hits, Result result,
@@ -53,13 +53,13 @@ struct Story {
   }
   /// Node 0 ends and comes back.
   Story& restart(Nanos end, Nanos begin, bool clean) {
-    for (auto life = history.lives.rbegin(); life != history.lives.rend(); ++life) {
-      if (life->node != 0) continue;
-      life->end = end;
-      life->clean = clean;
+    for (auto run = history.runs.rbegin(); run != history.runs.rend(); ++run) {
+      if (run->node != 0) continue;
+      run->end = end;
+      run->clean = clean;
       break;
     }
-    history.lives.push_back({0, begin, kNever, false, {}});
+    history.runs.push_back({0, begin, kNever, false, {}});
     return *this;
   }
   Story& in_the_end(std::uint64_t first, std::uint64_t second, Counter counter = Counter::commit) {
@@ -173,7 +173,7 @@ TEST(History, DeniedAddsCountNothing) {
                                            HasSubstr("3 is above 0")));
 }
 
-TEST(History, WithinALifeNothingGoesBackwards) {
+TEST(History, WithinARunNothingGoesBackwards) {
   Story story;
   story.add(10, 20, 1, 5, 5).read(30, 40, 0, 5).read(50, 60, 0, 4);
   EXPECT_THAT(story.verdict(), ElementsAre("commit k at node 1: 4 is below 5: told here before, "
@@ -216,12 +216,12 @@ TEST(History, AsyncMayLoseToAKillWhatHadNotSettled) {
 TEST(History, APausedProcessSettlesNothing) {
   Story story;
   story.add(10, 20, 0, 3, 3, Counter::async).restart(45, 47, false);
-  story.history.lives[0].pauses = {{22, 44}};
+  story.history.runs[0].pauses = {{22, 44}};
   story.read(50, 60, 0, 0, Counter::async);
   EXPECT_THAT(story.verdict(5), ElementsAre());
 }
 
-TEST(History, AsyncKeepsWhatItAcknowledgedInThisLife) {
+TEST(History, AsyncKeepsWhatItAcknowledgedInThisRun) {
   Story story;
   story.restart(5, 7, false).add(10, 20, 0, 3, 3, Counter::async);
   story.read(30, 40, 0, 2, Counter::async);
@@ -240,7 +240,7 @@ TEST(History, ACallAcrossARestartClaimsLittle) {
   story.add(10, 20, 0, 3, 3, Counter::async).restart(25, 35, false);
   story.read(30, 40, 0, 0, Counter::async);
   EXPECT_THAT(story.verdict(), ElementsAre());
-  EXPECT_EQ(check(story.history).between_lives, 1u);
+  EXPECT_EQ(check(story.history).between_runs, 1u);
 }
 
 TEST(History, InTheEndAllAgree) {
@@ -286,7 +286,7 @@ TEST(History, QuotasAreReportedByComponents) {
 TEST(History, LinesAreReadBack) {
   Story story;
   story.add(10, 20, 0, 3, 3).unanswered(30, 40, 1, 4).restart(45, 47, true).in_the_end(3, 7);
-  story.history.lives[0].pauses = {{22, 24}};
+  story.history.runs[0].pauses = {{22, 24}};
   story.history.operations[1].error = "deadline";
   story.history.connectivity = {{5, 2}};
   std::stringstream once;

@@ -107,7 +107,7 @@ class Run {
     history_.operations = clients.take();
     say(fmt::format("{:8.3f} all is healed, no more traffic", since_start()));
     settle();
-    history_.lives = nodes_.lives();
+    history_.runs = nodes_.runs();
     read_logs();
     return std::move(history_);
   }
@@ -348,8 +348,8 @@ void say_findings(const Arguments& arguments, const History& history, const Repo
   say(fmt::format("operations      {}: {} ok, {} denied, {} unanswered", history.operations.size(),
                   count("ok"), count("denied"), count("unknown")));
   if (ran) say_what_was_done(report);
-  say(fmt::format("checked         {} reads, {} adds; {} of them between two lives",
-                  verdict.reads_checked, verdict.adds_checked, verdict.between_lives));
+  say(fmt::format("checked         {} reads, {} adds; {} of them between two runs",
+                  verdict.reads_checked, verdict.adds_checked, verdict.between_runs));
   say("commit          " + totals_text(verdict.commit));
   say(fmt::format("async           {}, {} lost to kill -9", totals_text(verdict.async),
                   verdict.async.lost));
@@ -387,7 +387,7 @@ json findings_json(const Arguments& arguments, const History& history, const Rep
           {"clock_offsets_ms", report.offsets},
           {"reads_checked", verdict.reads_checked},
           {"adds_checked", verdict.adds_checked},
-          {"between_lives", verdict.between_lives},
+          {"between_runs", verdict.between_runs},
           {"commit", totals_json(verdict.commit)},
           {"async", totals_json(verdict.async)},
           {"quota",

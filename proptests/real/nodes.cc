@@ -87,9 +87,9 @@ void Nodes::spawn(std::uint32_t node, Nanos clock_offset) {
   const char* arguments[] = {"weir-node", "--config", config.c_str(), offset.c_str(), nullptr};
   int space = network_.descriptor(node);
   pid_t parent = ::getpid();
-  Life life;
-  life.node = node;
-  life.begin = monotonic();
+  Run run;
+  run.node = node;
+  run.begin = monotonic();
   pid_t pid = ::fork();
   if (pid < 0) throw std::runtime_error("fork failed");
   if (pid == 0) {
@@ -111,7 +111,7 @@ void Nodes::spawn(std::uint32_t node, Nanos clock_offset) {
   process.pid = pid;
   process.state = State::running;
   process.start_when_down.reset();
-  process.lives.push_back(std::move(life));
+  process.runs.push_back(std::move(run));
 }
 
 void Nodes::ended(Process& process) {
@@ -122,10 +122,10 @@ void Nodes::ended(Process& process) {
 bool Nodes::kill(std::uint32_t node) {
   Process& process = processes_[node];
   if (process.pid <= 0) return false;
-  Life& life = process.lives.back();
+  Run& run = process.runs.back();
   Nanos now = monotonic();
-  if (process.state == State::paused) life.pauses.back().second = now;
-  life.end = std::min(life.end, now);
+  if (process.state == State::paused) run.pauses.back().second = now;
+  run.end = std::min(run.end, now);
   ::kill(process.pid, SIGKILL);
   int code = 0;
   while (::waitpid(process.pid, &code, 0) < 0 && errno == EINTR) continue;
@@ -136,8 +136,8 @@ bool Nodes::kill(std::uint32_t node) {
 bool Nodes::stop(std::uint32_t node) {
   Process& process = processes_[node];
   if (process.state != State::running) return false;
-  process.lives.back().end = monotonic();
-  process.stop_deadline = process.lives.back().end + options_.stop_patience;
+  process.runs.back().end = monotonic();
+  process.stop_deadline = process.runs.back().end + options_.stop_patience;
   process.state = State::stopping;
   ::kill(process.pid, SIGTERM);
   return true;
@@ -146,7 +146,7 @@ bool Nodes::stop(std::uint32_t node) {
 bool Nodes::pause(std::uint32_t node) {
   Process& process = processes_[node];
   if (process.state != State::running) return false;
-  process.lives.back().pauses.emplace_back(monotonic(), kNever);
+  process.runs.back().pauses.emplace_back(monotonic(), kNever);
   process.state = State::paused;
   ::kill(process.pid, SIGSTOP);
   return true;
@@ -156,7 +156,7 @@ bool Nodes::resume(std::uint32_t node) {
   Process& process = processes_[node];
   if (process.state != State::paused) return false;
   ::kill(process.pid, SIGCONT);
-  process.lives.back().pauses.back().second = monotonic();
+  process.runs.back().pauses.back().second = monotonic();
   process.state = State::running;
   return true;
 }
@@ -170,8 +170,8 @@ std::vector<std::string> Nodes::poll() {
     if (::waitpid(process.pid, &code, WNOHANG) == process.pid) {
       bool told = process.state == State::stopping;
       bool clean = WIFEXITED(code) && WEXITSTATUS(code) == 0;
-      process.lives.back().end = std::min(process.lives.back().end, monotonic());
-      process.lives.back().clean = told && clean;
+      process.runs.back().end = std::min(process.runs.back().end, monotonic());
+      process.runs.back().clean = told && clean;
       ended(process);
       if (!told || !clean) {
         out.push_back(fmt::format("node {} ended {}, {} {}; see {}", i + 1,
@@ -196,10 +196,10 @@ void Nodes::lose_disk(std::uint32_t node) {
   std::filesystem::remove_all(directory_of(node) + "/data");
 }
 
-std::vector<Life> Nodes::lives() const {
-  std::vector<Life> out;
+std::vector<Run> Nodes::runs() const {
+  std::vector<Run> out;
   for (const Process& process : processes_) {
-    out.insert(out.end(), process.lives.begin(), process.lives.end());
+    out.insert(out.end(), process.runs.begin(), process.runs.end());
   }
   return out;
 }

@@ -54,7 +54,7 @@ class Nodes {
   void lose_disk(std::uint32_t node);
 
   /// All processes so far.
-  std::vector<Life> lives() const;
+  std::vector<Run> runs() const;
   /// The node's status JSON; empty if it does not answer within a second.
   std::string status(std::uint32_t node) const;
   std::string log_path(std::uint32_t node) const;
@@ -65,7 +65,7 @@ class Nodes {
     State state = State::down;
     Nanos stop_deadline = 0;
     std::optional<Nanos> start_when_down;  // with this clock offset
-    std::vector<Life> lives;
+    std::vector<Run> runs;
     std::unique_ptr<rpc::NodeClient> client;
   };
   void write_config(std::uint32_t node) const;

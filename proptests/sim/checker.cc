@@ -69,39 +69,40 @@ std::uint64_t Checker::own_count(std::uint32_t node, const crdt::CellId& cell,
 }
 
 std::uint64_t Checker::allowed(const crdt::SlotId& slot, const crdt::CellId& cell) const {
-  auto at = lives_.find(slot.writer);
-  if (at == lives_.end()) return 0;
-  const Life& life = at->second;
-  if (!life.durable && cell.is_bucket()) {
-    auto bucket = life.buckets->find(cell);
-    return bucket == life.buckets->end() ? 0 : bucket->second.since(slot.birth);
+  auto at = incarnations_.find(slot.writer);
+  if (at == incarnations_.end()) return 0;
+  const IncarnationRecord& incarnation = at->second;
+  if (!incarnation.durable && cell.is_bucket()) {
+    auto bucket = incarnation.buckets->find(cell);
+    return bucket == incarnation.buckets->end() ? 0 : bucket->second.since(slot.birth);
   }
   // Rows of escrow rules: what is spent is checked, and where that is written before anybody knows.
-  if (!life.durable && !cell.is_bucket() && slot.birth != 0) return ~std::uint64_t{0};
-  if (!life.durable && life.current) {
-    return add_saturated(own_count(life.node, cell, slot.birth), reserve_of(cell));
+  if (!incarnation.durable && !cell.is_bucket() && slot.birth != 0) return ~std::uint64_t{0};
+  if (!incarnation.durable && incarnation.current) {
+    return add_saturated(own_count(incarnation.node, cell, slot.birth), reserve_of(cell));
   }
-  auto count = life.counts.find({cell, slot.birth});
-  return count == life.counts.end() ? 0 : count->second;
+  auto count = incarnation.counts.find({cell, slot.birth});
+  return count == incarnation.counts.end() ? 0 : count->second;
 }
 
 void Checker::check_known(const crdt::Cell& cell, const char* where, std::uint32_t node) const {
   for (const crdt::Slot& slot : cell.slots) {
     std::uint64_t most = allowed(slot.id, cell.id);
     if (slot.value <= most) continue;
-    auto life = lives_.find(slot.id.writer);
-    if (life == lives_.end()) fail(31, node, fmt::format("{} has a slot of nobody", name(cell.id)));
+    auto incarnation = incarnations_.find(slot.id.writer);
+    if (incarnation == incarnations_.end())
+      fail(31, node, fmt::format("{} has a slot of nobody", name(cell.id)));
     bool row = !cell.id.is_bucket() && slot.id.birth != 0;
-    bool invented = life->second.current && !row &&
-                    slot.value > own_count(life->second.node, cell.id, slot.id.birth);
+    bool invented = incarnation->second.current && !row &&
+                    slot.value > own_count(incarnation->second.node, cell.id, slot.id.birth);
     fail(invented ? 31 : 29, node,
          fmt::format("{} {}: slot of {} (n{}) has {}, but its owner had at most {} {}", where,
-                     name(cell.id), name(slot.id.writer), life->second.node, slot.value, most,
-                     life->second.durable ? "durable" : "counted"));
+                     name(cell.id), name(slot.id.writer), incarnation->second.node, slot.value,
+                     most, incarnation->second.durable ? "durable" : "counted"));
   }
 }
 
-// Lives.
+// Incarnations.
 
 void Checker::made_incarnation(const crdt::Incarnation& fresh) {
   if (!used_.insert(fresh).second) {
@@ -110,11 +111,11 @@ void Checker::made_incarnation(const crdt::Incarnation& fresh) {
 }
 
 void Checker::booted(std::uint32_t node, bool durable) {
-  const crdt::Incarnation& life = replica(node).incarnation();
+  const crdt::Incarnation& incarnation = replica(node).incarnation();
   processes_[node] = {};
   Process& process = processes_[node];
-  lives_[life] = {node, durable, true, {}, {}, process.buckets, process.lives};
-  process.lives->insert(life);
+  incarnations_[incarnation] = {node, durable, true, {}, {}, process.buckets, process.incarnations};
+  process.incarnations->insert(incarnation);
   process.floor = replica(node).floor();
   Memory& memory = memories_[node];
   process.time = nodes[node].engine->clock(0);
@@ -168,24 +169,26 @@ void Checker::rules_loaded(std::uint32_t node) {
 }
 
 void Checker::freeze(std::uint32_t node, const crdt::Incarnation& id) {
-  Life& life = lives_[id];
-  life.current = false;
-  if (life.durable) return;
+  IncarnationRecord& incarnation = incarnations_[id];
+  incarnation.current = false;
+  if (incarnation.durable) return;
   const Process& process = processes_[node];
   for (const auto& [cell, own] : process.windows) {
-    if (own.total > own.left) life.counts[{cell, 0}] = own.total - own.left + reserve_of(cell);
+    if (own.total > own.left)
+      incarnation.counts[{cell, 0}] = own.total - own.left + reserve_of(cell);
   }
 }
 
 void Checker::reincarnated(std::uint32_t node, const crdt::Incarnation& fresh) {
   Process& process = processes_[node];
   crdt::Incarnation old;
-  for (const crdt::Incarnation& id : *process.lives) {
-    if (lives_[id].current) old = id;
+  for (const crdt::Incarnation& id : *process.incarnations) {
+    if (incarnations_[id].current) old = id;
   }
   freeze(node, old);
   process.spent.clear();
-  // What the replica holds of the old life stays behind, the rest is counted again under the new.
+  // What the replica holds of the old incarnation stays behind, the rest is counted again under the
+  // new.
   auto held = [&](const crdt::CellId& id, std::uint64_t birth) {
     const crdt::Cell* cell = replica(node).find(id);
     return cell == nullptr ? 0 : cell->value_of({old, birth});
@@ -201,12 +204,18 @@ void Checker::reincarnated(std::uint32_t node, const crdt::Incarnation& fresh) {
       own.left[slot.id.birth] += std::min(own_count(node, id, slot.id.birth), slot.value);
     }
   }
-  Life& life = lives_[fresh];
-  life = {node, nodes[node].engine->status().durable, true, {}, {}, process.buckets, process.lives};
+  IncarnationRecord& incarnation = incarnations_[fresh];
+  incarnation = {node,
+                 nodes[node].engine->status().durable,
+                 true,
+                 {},
+                 {},
+                 process.buckets,
+                 process.incarnations};
   for (const auto& [id, own] : *process.buckets) {
-    for (const auto& [birth, left] : own.left) life.offsets[{id, birth}] = left;
+    for (const auto& [birth, left] : own.left) incarnation.offsets[{id, birth}] = left;
   }
-  process.lives->insert(fresh);
+  process.incarnations->insert(fresh);
 }
 
 void Checker::stopping(std::uint32_t node) {
@@ -215,18 +224,18 @@ void Checker::stopping(std::uint32_t node) {
   memory.stopped_clean = false;
   if (processes_[node].failed || !nodes[node].engine->status().durable) return;
   // Everything it knows and everything it counted.
-  const crdt::Incarnation& life = replica(node).incarnation();
+  const crdt::Incarnation& incarnation = replica(node).incarnation();
   replica(node).for_each([&](const crdt::Cell& cell) { memory.at_stop[cell.id] = cell; });
   for (const auto& [id, own] : processes_[node].windows) {
     if (own.total == own.left) continue;
     crdt::Cell& cell = memory.at_stop[id];
     cell.id = id;
-    cell.raise({life, 0}, own.total - own.left);
+    cell.raise({incarnation, 0}, own.total - own.left);
   }
   for (auto& [id, cell] : memory.at_stop) {
     if (!id.is_bucket()) continue;
     for (crdt::Slot& slot : cell.slots) {
-      if (slot.id.writer == life) slot.value = own_count(node, id, slot.id.birth);
+      if (slot.id.writer == incarnation) slot.value = own_count(node, id, slot.id.birth);
     }
   }
 }
@@ -235,14 +244,14 @@ void Checker::stopped(std::uint32_t node) {
   Memory& memory = memories_[node];
   memory.stopped_clean = !processes_[node].failed && nodes[node].disk->image.clean;
   if (memory.stopped_clean) memory.time = std::max(memory.time, processes_[node].time);
-  // A bucket that drained and began anew since it was last handed over is not in these books.
+  // A bucket that drained and was reset since it was last handed over is not in these books.
   std::erase_if(memory.at_stop, [](const auto& entry) { return entry.first.is_bucket(); });
   crashed(node);
 }
 
 void Checker::crashed(std::uint32_t node) {
-  for (const crdt::Incarnation& id : *processes_[node].lives) {
-    if (lives_[id].current) freeze(node, id);
+  for (const crdt::Incarnation& id : *processes_[node].incarnations) {
+    if (incarnations_[id].current) freeze(node, id);
     std::erase_if(pushed_, [&](const auto& entry) {
       return entry.first.first == id || entry.first.second == id;
     });
@@ -261,9 +270,9 @@ bool Checker::told_of_more(std::uint32_t node, const Image& disk, std::uint32_t 
     // What is over, no one is told of any more.
     if (cell.id.is_bucket() || cell.id.epoch.expiry <= wall + kSecond) return false;
     return std::any_of(cell.slots.begin(), cell.slots.end(), [&](const crdt::Slot& slot) {
-      auto life = lives_.find(slot.id.writer);
-      return slot.id.birth != 0 && life != lives_.end() && life->second.node == node &&
-             disk.value_of(cell.id, slot.id) < slot.value;
+      auto incarnation = incarnations_.find(slot.id.writer);
+      return slot.id.birth != 0 && incarnation != incarnations_.end() &&
+             incarnation->second.node == node && disk.value_of(cell.id, slot.id) < slot.value;
     });
   };
   for (std::uint32_t other = 0; other < nodes.size(); ++other) {
@@ -308,11 +317,11 @@ void Checker::disk_will_be(std::uint32_t node, const Image& image, Nanos wall) {
     }
     std::map<std::uint32_t, Uint128> sums;
     for (const auto& [slot, value] : known) {
-      auto life = lives_.find(slot.writer);
-      if (life != lives_.end()) sums[life->second.node] += value;
+      auto incarnation = incarnations_.find(slot.writer);
+      if (incarnation != incarnations_.end()) sums[incarnation->second.node] += value;
     }
     for (auto& [each, admitted] : window.by_node) {
-      // A window that begins later than the life after this one is that one's.
+      // A window that begins later than the incarnation after this one is that one's.
       bool later = each == node && id.epoch.start > wall + 2 * kSecond;
       if (admitted <= sums[each] || (told[each] && !later)) continue;
       window.excused += admitted - sums[each];
@@ -337,9 +346,9 @@ std::uint64_t Checker::window_count(std::uint32_t node, const crdt::CellId& id) 
   std::uint64_t count = own_count(node, id, 0);
   const crdt::Cell* cell = replica(node).find(id);
   if (cell == nullptr) return count;
-  const crdt::Incarnation& life = replica(node).incarnation();
+  const crdt::Incarnation& incarnation = replica(node).incarnation();
   for (const crdt::Slot& slot : cell->slots) {
-    if (slot.id.writer != life) count = add_saturated(count, slot.value);
+    if (slot.id.writer != incarnation) count = add_saturated(count, slot.value);
   }
   return count;
 }
@@ -411,7 +420,8 @@ void Checker::check_escrow(std::uint32_t node, const Rule& rule, const crdt::Ser
          fmt::format("{} {}: {} rights are left here, and {} of {} are used", rule.name, name(id),
                      status.remaining, static_cast<std::uint64_t>(window.admitted), limit));
   }
-  if (!status.allowed && status.elsewhere) escrow_denied_ = add_saturated(escrow_denied_, cost);
+  if (!status.allowed && status.exhausted_locally)
+    escrow_denied_ = add_saturated(escrow_denied_, cost);
   if (!consumed) return;
   std::uint64_t& spent = process.spent[id];
   spent = add_saturated(spent, cost);
@@ -419,10 +429,10 @@ void Checker::check_escrow(std::uint32_t node, const Rule& rule, const crdt::Ser
     process.escrow.push_back({id, {rule.name, cost}});
     return;
   }
-  const Life& life = lives_[replica(node).incarnation()];
-  auto durable = life.counts.find({id, crdt::kUsedRow});
-  std::uint64_t kept = durable == life.counts.end() ? 0 : durable->second;
-  if (life.durable && spent > kept) {
+  const IncarnationRecord& incarnation = incarnations_[replica(node).incarnation()];
+  auto durable = incarnation.counts.find({id, crdt::kUsedRow});
+  std::uint64_t kept = durable == incarnation.counts.end() ? 0 : durable->second;
+  if (incarnation.durable && spent > kept) {
     fail(28, node,
          fmt::format("{} {}: answered with {} spent and {} durable", rule.name, name(id), spent,
                      kept));
@@ -438,7 +448,8 @@ void Checker::check_escrow_bucket(std::uint32_t node, const Rule& rule,
   if (consumed && processes_[node].failed && nodes[node].engine->status().storage_failure != "") {
     fail(33, node, rule.name + ": rights are spent after a failed sync");
   }
-  if (!status.allowed && status.elsewhere) escrow_denied_ = add_saturated(escrow_denied_, cost);
+  if (!status.allowed && status.exhausted_locally)
+    escrow_denied_ = add_saturated(escrow_denied_, cost);
   if (!consumed) return;
   escrow_admitted_ += cost;
   EscrowLog& log = escrow_logs_[series];
@@ -479,9 +490,9 @@ void Checker::admit_escrow(std::uint32_t node, const crdt::CellId& id, const std
   std::string rows;
   if (const crdt::Cell* cell = replica(node).find(id)) {
     for (const crdt::Slot& slot : cell->slots) {
-      auto life = lives_.find(slot.id.writer);
+      auto incarnation = incarnations_.find(slot.id.writer);
       rows += fmt::format(" {} (n{}) {}: {};", name(slot.id.writer),
-                          life == lives_.end() ? 99 : life->second.node,
+                          incarnation == incarnations_.end() ? 99 : incarnation->second.node,
                           slot.id.birth == crdt::kUsedRow ? "used" : "gave", slot.value);
     }
   }
@@ -557,9 +568,9 @@ std::string Checker::show(std::uint32_t node, const crdt::CellId& id, Nanos now)
   auto ago = [now](Nanos then) { return static_cast<double>(then - now) / 1e9; };
   std::string text;
   for (const crdt::Slot& slot : cell->slots) {
-    auto life = lives_.find(slot.id.writer);
+    auto incarnation = incarnations_.find(slot.id.writer);
     text += fmt::format("{} (n{}) born {:+.6f}s: {}; ", name(slot.id.writer),
-                        life == lives_.end() ? 99 : life->second.node,
+                        incarnation == incarnations_.end() ? 99 : incarnation->second.node,
                         ago(static_cast<Nanos>(slot.id.birth)), slot.value);
   }
   const crdt::BucketState& state = cell->bucket;
@@ -599,18 +610,19 @@ crdt::DebtTicks Checker::least_debt(std::uint32_t node, const Rule& rule, const 
     add(own->second, 0, own->second.log.back().second);
   }
   if (const crdt::Cell* cell = replica(node).find(id)) {
-    // Each slot is a stretch of its process' log; those of two lives of one process may overlap.
+    // Each slot is a stretch of its process' log; those of two incarnations of one process may
+    // overlap.
     std::map<const Buckets*, std::vector<std::pair<std::uint64_t, std::uint64_t>>> known;
     for (const crdt::Slot& slot : cell->slots) {
-      if (process.lives->contains(slot.id.writer)) continue;
-      auto life = lives_.find(slot.id.writer);
-      if (life == lives_.end()) continue;
-      auto bucket = life->second.buckets->find(id);
-      if (bucket == life->second.buckets->end()) continue;
-      auto offset = life->second.offsets.find({id, slot.id.birth});
+      if (process.incarnations->contains(slot.id.writer)) continue;
+      auto incarnation = incarnations_.find(slot.id.writer);
+      if (incarnation == incarnations_.end()) continue;
+      auto bucket = incarnation->second.buckets->find(id);
+      if (bucket == incarnation->second.buckets->end()) continue;
+      auto offset = incarnation->second.offsets.find({id, slot.id.birth});
       std::uint64_t from = bucket->second.before(slot.id.birth) +
-                           (offset == life->second.offsets.end() ? 0 : offset->second);
-      known[life->second.buckets.get()].emplace_back(from, from + slot.value);
+                           (offset == incarnation->second.offsets.end() ? 0 : offset->second);
+      known[incarnation->second.buckets.get()].emplace_back(from, from + slot.value);
     }
     for (auto& [log, stretches] : known) {
       std::sort(stretches.begin(), stretches.end());
@@ -713,7 +725,7 @@ void Checker::answered(std::uint32_t node, std::uint64_t number, bool durable) {
       }
       if (held != image.cells.end()) {
         for (const crdt::Slot& slot : held->second.slots) {
-          if (slot.id.birth != birth || !process.lives->contains(slot.id.writer)) continue;
+          if (slot.id.birth != birth || !process.incarnations->contains(slot.id.writer)) continue;
           sum += slot.value;
           Memory::Promise& promise = memories_[node].promised[{id, slot.id}];
           promise.value = std::max(promise.value, slot.value);
@@ -732,11 +744,11 @@ void Checker::answered(std::uint32_t node, std::uint64_t number, bool durable) {
 // Disk.
 
 void Checker::appended(std::uint32_t node, const crdt::Write& write) {
-  const crdt::Incarnation& life = replica(node).incarnation();
+  const crdt::Incarnation& incarnation = replica(node).incarnation();
   for (const crdt::Cell& cell : write.delta.cells) {
     if (!crdt::valid(cell)) fail(4, node, "a malformed cell was handed to the store");
     for (const crdt::Slot& slot : cell.slots) {
-      if (slot.id.writer != life) {
+      if (slot.id.writer != incarnation) {
         std::uint64_t most = allowed(slot.id, cell.id);
         if (slot.value > most) check_known(cell, "writes", node);
         continue;
@@ -783,10 +795,12 @@ void Checker::note_written(std::uint32_t node, const crdt::CellId& id, const crd
 void Checker::durable(std::uint32_t node, const crdt::Write& write) {
   for (const crdt::Cell& cell : write.delta.cells) {
     for (const crdt::Slot& slot : cell.slots) {
-      auto life = lives_.find(slot.id.writer);
-      if (life == lives_.end() || life->second.node != node || !life->second.durable) continue;
-      std::uint64_t& value = life->second.counts[{cell.id, slot.id.birth}];
-      if (!cell.id.is_bucket() && crdt::is_transfer(slot.id.birth) && !crdt::is_register(cell.id)) {
+      auto incarnation = incarnations_.find(slot.id.writer);
+      if (incarnation == incarnations_.end() || incarnation->second.node != node ||
+          !incarnation->second.durable)
+        continue;
+      std::uint64_t& value = incarnation->second.counts[{cell.id, slot.id.birth}];
+      if (!cell.id.is_bucket() && crdt::is_transfer(slot.id.birth) && !crdt::is_registry(cell.id)) {
         escrow_given_ += slot.value - std::min(slot.value, value);
       }
       value = std::max(value, slot.value);
@@ -814,8 +828,8 @@ void Checker::sent(std::uint32_t from, std::uint32_t to, const crdt::Incarnation
 }
 
 void Checker::check_acknowledged(std::uint32_t from, std::uint32_t to, const crdt::Ack& ack) {
-  auto life = lives_.find(ack.receiver);
-  if (life == lives_.end() || life->second.node != from) {
+  auto incarnation = incarnations_.find(ack.receiver);
+  if (incarnation == incarnations_.end() || incarnation->second.node != from) {
     fail(34, from, "acknowledges under an incarnation that is not its own");
   }
   auto at = pushed_.find({ack.pusher, ack.receiver});
@@ -824,7 +838,7 @@ void Checker::check_acknowledged(std::uint32_t from, std::uint32_t to, const crd
   const Image& image = nodes[from].disk->image;
   while (!at->second.empty() && at->second.front().upto <= ack.upto) {
     for (const crdt::Cell& cell : at->second.front().cells) {
-      if (!life->second.durable || !life->second.current) break;
+      if (!incarnation->second.durable || !incarnation->second.current) break;
       // What has expired on either side is out of the stream; what lies in the future of this side
       // was refused, and comes by anti-entropy once it no longer does.
       if (process.refused.contains(cell.id)) continue;
@@ -837,8 +851,8 @@ void Checker::check_acknowledged(std::uint32_t from, std::uint32_t to, const crd
         continue;
       }
       if (nodes[to].engine != nullptr && over(to, cell)) continue;
-      // So is a slot of a bucket that either side saw drained and begun anew.
-      if (begun_anew(from, cell) || (nodes[to].engine != nullptr && begun_anew(to, cell))) continue;
+      // So is a slot of a bucket that either side saw drained and reset.
+      if (was_reset(from, cell) || (nodes[to].engine != nullptr && was_reset(to, cell))) continue;
       const crdt::Cell* owned = nodes[to].engine == nullptr ? nullptr : replica(to).find(cell.id);
       std::uint64_t pushed = 0;
       std::uint64_t held = 0;
@@ -870,7 +884,7 @@ bool Checker::over(std::uint32_t node, const crdt::Cell& cell) const {
 }
 
 /// Some slot was born after `cell`, a bucket, was full again.
-bool Checker::begun_anew(std::uint32_t node, const crdt::Cell& cell) const {
+bool Checker::was_reset(std::uint32_t node, const crdt::Cell& cell) const {
   if (!cell.id.is_bucket()) return false;
   const crdt::Cell* held = replica(node).find(cell.id);
   if (held == nullptr) return false;
@@ -963,7 +977,7 @@ void Checker::expect_from_here() {
       }
     };
     replica(n).for_each(expect);
-    // What it admitted and has not made durable yet may still move to another life of this
+    // What it admitted and has not made durable yet may still move to another incarnation of this
     // process: converged() looks at the books as they are then.
   }
 }

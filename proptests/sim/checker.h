@@ -43,7 +43,7 @@ class Checker {
   /// ask, so its debt is not checked any more.
   bool rates_differ = false;
 
-  // Lives.
+  // Incarnations.
   void made_incarnation(const crdt::Incarnation& fresh);
   /// The engine started; before anything else happens to it.
   void booted(std::uint32_t node, bool durable);
@@ -130,7 +130,7 @@ class Checker {
   /// Of one window of an escrow rule.
   struct EscrowWindow {
     Uint128 admitted = 0;                      ///< by all, answered
-    Uint128 excused = 0;                       ///< of it, by lives that nobody remembers
+    Uint128 excused = 0;                       ///< of it, by incarnations that nobody remembers
     std::map<std::uint32_t, Uint128> by_node;  ///< of it
   };
   /// One bucket of an escrow rule.
@@ -143,14 +143,14 @@ class Checker {
 
   using Buckets = std::unordered_map<crdt::CellId, OwnBucket>;
 
-  struct Life {  // of an incarnation
+  struct IncarnationRecord {  // of an incarnation
     std::uint32_t node = 0;
     bool durable = true;
     bool current = true;
-    Counts counts;   // durable ones; of a memory-only life, after its death, the counted ones
-    Counts offsets;  // buckets: units of the process' log that earlier lives have kept
+    Counts counts;  // durable ones; of a memory-only incarnation, after its death, the counted ones
+    Counts offsets;  // buckets: units of the process' log that earlier incarnations have kept
     std::shared_ptr<const Buckets> buckets;                       // of the process it was a part of
-    std::shared_ptr<const std::set<crdt::Incarnation>> siblings;  // its lives
+    std::shared_ptr<const std::set<crdt::Incarnation>> siblings;  // its incarnations
   };
   struct OwnWindow {
     std::uint64_t total = 0;  // admitted by this process
@@ -166,7 +166,7 @@ class Checker {
     EscrowUnits escrow;
   };
   struct Process {
-    std::shared_ptr<std::set<crdt::Incarnation>> lives =
+    std::shared_ptr<std::set<crdt::Incarnation>> incarnations =
         std::make_shared<std::set<crdt::Incarnation>>();
     std::unordered_map<crdt::CellId, OwnWindow> windows;
     std::shared_ptr<Buckets> buckets = std::make_shared<Buckets>();
@@ -177,7 +177,8 @@ class Checker {
     /// News of buckets that had drained here: acknowledged, and dropped.
     std::map<std::pair<crdt::CellId, crdt::SlotId>, std::uint64_t> drained;
     EscrowUnits escrow;  // admitted, and the answer waits for the disk
-    std::unordered_map<crdt::CellId, std::uint64_t> spent;  // of rights, by the life that runs
+    std::unordered_map<crdt::CellId, std::uint64_t>
+        spent;  // of rights, by the incarnation that runs
     bool failed = false;
     Nanos floor = 0;
     Nanos time = 0;
@@ -226,16 +227,16 @@ class Checker {
   void check_acknowledged(std::uint32_t from, std::uint32_t to, const crdt::Ack& ack);
   void note_written(std::uint32_t node, const crdt::CellId& id, const crdt::Slot& slot);
   void watch_time(std::uint32_t node);
-  void freeze(std::uint32_t node, const crdt::Incarnation& life);
+  void freeze(std::uint32_t node, const crdt::Incarnation& incarnation);
   bool over(std::uint32_t node, const crdt::Cell& cell) const;
-  bool begun_anew(std::uint32_t node, const crdt::Cell& cell) const;
+  bool was_reset(std::uint32_t node, const crdt::Cell& cell) const;
   Nanos latest_floor() const;
   Nanos latest_time() const;
   [[noreturn]] void fail(int law, std::uint32_t node, const std::string& what) const;
 
   bool series_full_;
   std::set<crdt::Incarnation> used_;
-  std::map<crdt::Incarnation, Life> lives_;
+  std::map<crdt::Incarnation, IncarnationRecord> incarnations_;
   std::vector<Process> processes_;
   std::vector<Memory> memories_;
   std::map<std::pair<crdt::Incarnation, crdt::Incarnation>, std::deque<Pushed>> pushed_;

@@ -118,7 +118,7 @@ bool SimStore::open(const crdt::Incarnation& fresh, Nanos now, storage::StoreEve
     if (real.time_floor != out.time_floor || real.clean != out.clean) {
       throw Violation{11, "the real store lost the time floor or the manner of the last stop"};
     }
-    // Of a bucket that began anew the real store may still have what had drained, or not: that
+    // Of a bucket that was reset the real store may still have what had drained, or not: that
     // hangs on its own pace, so the node is given what both have.
     real.state.cells = std::move(held.cells);
     out = std::move(real);

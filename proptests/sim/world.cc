@@ -27,8 +27,9 @@ HashKey hash_key(std::uint64_t seed) {
 }
 
 std::string_view kind_of(const crdt::Message& message) {
-  constexpr std::string_view kKinds[] = {"push",   "ack",    "offer", "inventory",
-                                         "repair", "rights", "claim", "witness"};
+  constexpr std::string_view kKinds[] = {
+      "push",   "ack",    "offer",          "inventory",
+      "repair", "rights", "rejoin request", "rejoin confirmation"};
   return kKinds[message.index()];
 }
 
@@ -49,10 +50,10 @@ std::uint64_t weigh(const crdt::Message& message) {
     }
   } else if (const auto* request = std::get_if<crdt::RightsRequest>(&message)) {
     hash = crdt::mix64(crdt::mix64(hash, request->cell.series.lo), request->wanted);
-  } else if (const auto* claim = std::get_if<crdt::LifeClaim>(&message)) {
-    hash = crdt::mix64(hash, claim->life.lo);
-  } else if (const auto* witness = std::get_if<crdt::LifeWitness>(&message)) {
-    hash = crdt::mix64(crdt::mix64(hash, witness->life.lo), witness->rows);
+  } else if (const auto* rejoin = std::get_if<crdt::RejoinRequest>(&message)) {
+    hash = crdt::mix64(hash, rejoin->incarnation.lo);
+  } else if (const auto* confirmation = std::get_if<crdt::RejoinConfirmation>(&message)) {
+    hash = crdt::mix64(crdt::mix64(hash, confirmation->incarnation.lo), confirmation->rows);
   } else {
     hash = crdt::mix64(hash, std::get<crdt::Ack>(message).upto);
   }
@@ -88,11 +89,11 @@ std::string summary(const crdt::Message& message) {
     return fmt::format("request for {} of {:08x}", request->wanted,
                        static_cast<std::uint32_t>(request->cell.series.lo));
   }
-  if (const auto* claim = std::get_if<crdt::LifeClaim>(&message)) {
-    return "claim of " + crdt::to_string(claim->life).substr(0, 8);
+  if (const auto* rejoin = std::get_if<crdt::RejoinRequest>(&message)) {
+    return "rejoin request of " + crdt::to_string(rejoin->incarnation).substr(0, 8);
   }
-  if (const auto* witness = std::get_if<crdt::LifeWitness>(&message)) {
-    return "witness of " + crdt::to_string(witness->life).substr(0, 8);
+  if (const auto* confirmation = std::get_if<crdt::RejoinConfirmation>(&message)) {
+    return "rejoin confirmation of " + crdt::to_string(confirmation->incarnation).substr(0, 8);
   }
   const auto& repair = std::get<crdt::Repair>(message);
   return fmt::format("repair with {} cells, wants {} groups", repair.delta.cells.size(),
@@ -209,7 +210,7 @@ class World {
     std::push_heap(events_.begin(), events_.end(), Later{});
   }
 
-  /// Only if the process that asked for it still lives.
+  /// Only if the process that asked for it still runs.
   void after(std::uint32_t n, Nanos delay, std::function<void()> call) {
     after(delay, [this, n, boot = nodes_[n].boot, call = std::move(call)] {
       if (nodes_[n].up && nodes_[n].boot == boot) call();
@@ -1091,8 +1092,8 @@ class World {
   bool hunger(std::uint32_t n, std::uint32_t index, const Rule& rule) {
     node::Engine& engine = *nodes_[n].engine;
     const std::vector<Entry> entries{{"path", "/h"}, {"method", "POST"}, {"user", "hungry"}};
-    const std::string_view only[] = {rule.name};
-    Request request{"sim", entries, 1, {}, false, only};
+    const std::string_view rule_filter[] = {rule.name};
+    Request request{"sim", entries, 1, {}, false, rule_filter};
     const std::uint64_t cost = rule.cost_of(request);
     // A bucket's part comes a period later each time, and its rate may be as slow as one likes.
     if (is_bucket(rule.algorithm) || cost == 0 || cost > rule.limit) return false;

@@ -68,16 +68,16 @@ bool is_degraded(const Reply& reply) {
 }
 
 /// What was told a while ago, as it is now.
-ClientReply aged(const Reply& told, Nanos age, Source source) {
+ClientReply aged(const Reply& given, Nanos age, Source source) {
   ClientReply reply;
-  static_cast<Reply&>(reply) = told;
+  static_cast<Reply&>(reply) = given;
   for (Status& status : reply.statuses) {
     status.reset = std::max<Nanos>(status.reset - age, 0);
     if (status.retry_after != kNever)
       status.retry_after = std::max<Nanos>(status.retry_after - age, 0);
   }
   reply.source = source;
-  reply.degraded = is_degraded(told);
+  reply.degraded = is_degraded(given);
   return reply;
 }
 
@@ -306,9 +306,9 @@ LeaseBook::Answer Client::Impl::take(const std::string& key, const CheckItem& it
 }
 
 std::optional<ClientReply> Client::Impl::decided_here(const LeaseBook::Answer& answer) {
-  if (answer.way == LeaseBook::Way::spent) return aged(*answer.told, answer.age, Source::lease);
+  if (answer.way == LeaseBook::Way::spent) return aged(*answer.reply, answer.age, Source::lease);
   if (answer.way == LeaseBook::Way::denied) {
-    return aged(*answer.told, answer.age, Source::remembered);
+    return aged(*answer.reply, answer.age, Source::remembered);
   }
   return std::nullopt;
 }
@@ -482,20 +482,20 @@ void Client::Impl::leased(const PendingPtr& pending, std::size_t node, Clock::ti
                           LeaseReply reply) {
   Shard& shard = shard_of(pending->key);
   const Reply& decision = reply.decision;
-  const bool told = decision.error.empty();
+  const bool has_answer = decision.error.empty();
   const std::uint64_t hits = pending->item.hits;
   std::vector<PendingPtr> waiting;
   {
     std::lock_guard lock(shard.mutex);
     Nanos now = nanos(Clock::now());
-    if (told && decision.allowed && !reply.ticket.empty()) {
+    if (has_answer && decision.allowed && !reply.ticket.empty()) {
       shard.book->granted(
           pending->key, hits,
           {node, reply.ticket, reply.hits, reply.term, std::make_shared<Reply>(decision)},
           nanos(sent), now);
     } else {
-      shard.book->refused(pending->key, told && !decision.allowed, now);
-      if (told && !decision.allowed) {
+      shard.book->refused(pending->key, has_answer && !decision.allowed, now);
+      if (has_answer && !decision.allowed) {
         shard.book->denied(pending->key, hits, std::make_shared<Reply>(decision),
                            retry_after_of(decision), now);
       }
@@ -507,7 +507,7 @@ void Client::Impl::leased(const PendingPtr& pending, std::size_t node, Clock::ti
     }
   }
   // Where nobody grants a lease it goes its way as a plain request.
-  if (!told && decision.error.surely_not_counted() && !pending->uncertain) {
+  if (!has_answer && decision.error.surely_not_counted() && !pending->uncertain) {
     pending->attempt = 0;
     ask(pending);
   } else {

@@ -10,25 +10,25 @@ constexpr unsigned kAttempts = 3;
 
 }  // namespace
 
-LeaseBook::Entry* LeaseBook::find(std::string_view key) {
+LeaseBook::KeyState* LeaseBook::find(std::string_view key) {
   auto found = by_key_.find(key);
   return found == by_key_.end() ? nullptr : &*found->second;
 }
 
-LeaseBook::Entry* LeaseBook::find_or_make(std::string_view key, Nanos now) {
+LeaseBook::KeyState* LeaseBook::find_or_make(std::string_view key, Nanos now) {
   auto found = by_key_.find(key);
   if (found != by_key_.end()) {
     entries_.splice(entries_.begin(), entries_, found->second);
     return &entries_.front();
   }
   if (entries_.size() >= std::max<std::size_t>(options_.max_keys, 1)) {
-    Entry& quiet = entries_.back();
+    KeyState& quiet = entries_.back();
     if (quiet.asking) return nullptr;
     close(quiet, false, now);
     by_key_.erase(quiet.key);
     entries_.pop_back();
   }
-  Entry& made = entries_.emplace_front();
+  KeyState& made = entries_.emplace_front();
   made.key = std::string(key);
   made.since = now;
   by_key_.emplace(made.key, entries_.begin());
@@ -36,20 +36,20 @@ LeaseBook::Entry* LeaseBook::find_or_make(std::string_view key, Nanos now) {
 }
 
 LeaseBook::Answer LeaseBook::take(std::string_view key, std::uint64_t hits, Nanos now) {
-  Entry* entry = find_or_make(key, now);
+  KeyState* entry = find_or_make(key, now);
   if (entry == nullptr) return {};
   if (entry->block) {
     Block& block = *entry->block;
     if (now < block.close && hits <= block.grant.hits - block.used) {
       block.used += hits;
-      Answer answer{Way::spent, 0, block.grant.told, now - block.taken};
+      Answer answer{Way::spent, 0, block.grant.reply, now - block.taken};
       if (block.used == block.grant.hits) close(*entry, true, now);
       return answer;
     }
     close(*entry, now < block.close, now);
   }
   if (now < entry->denied_until && hits >= entry->denied_hits) {
-    return {Way::denied, 0, entry->told, now - entry->denied_at};
+    return {Way::denied, 0, entry->reply, now - entry->denied_at};
   }
   if (now - entry->since >= options_.term) {
     entry->since = now;
@@ -71,7 +71,7 @@ LeaseBook::Answer LeaseBook::take(std::string_view key, std::uint64_t hits, Nano
 
 void LeaseBook::granted(std::string_view key, std::uint64_t hits, Grant grant, Nanos sent,
                         Nanos now) {
-  Entry* entry = find(key);
+  KeyState* entry = find(key);
   if (entry == nullptr) {
     keep_return({grant.node, std::move(grant.ticket), hits, 0});
     return;
@@ -89,25 +89,25 @@ void LeaseBook::granted(std::string_view key, std::uint64_t hits, Grant grant, N
 }
 
 void LeaseBook::refused(std::string_view key, bool leasable, Nanos now) {
-  Entry* entry = find(key);
+  KeyState* entry = find(key);
   if (entry == nullptr) return;
   entry->asking = false;
   if (!leasable) entry->not_before = now + options_.term;
 }
 
-void LeaseBook::denied(std::string_view key, std::uint64_t hits, std::shared_ptr<const Reply> told,
+void LeaseBook::denied(std::string_view key, std::uint64_t hits, std::shared_ptr<const Reply> reply,
                        Nanos retry_after, Nanos now) {
-  Entry* entry = find(key);
+  KeyState* entry = find(key);
   if (entry == nullptr) return;
   // One that denies less says more, while it lasts.
   if (now < entry->denied_until && entry->denied_hits < hits) return;
-  entry->told = std::move(told);
+  entry->reply = std::move(reply);
   entry->denied_hits = hits;
   entry->denied_at = now;
   entry->denied_until = now + std::clamp<Nanos>(retry_after, 0, options_.denied_for);
 }
 
-void LeaseBook::close(Entry& entry, bool ran_out, Nanos now) {
+void LeaseBook::close(KeyState& entry, bool ran_out, Nanos now) {
   if (!entry.block) return;
   Block& block = *entry.block;
   if (ran_out) {

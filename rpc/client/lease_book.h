@@ -57,7 +57,7 @@ class LeaseBook {
     Way way = Way::call;
     std::uint64_t most = 0;
     /// spent, denied: what the node said when it granted the block or denied, so long ago.
-    std::shared_ptr<const Reply> told;
+    std::shared_ptr<const Reply> reply;
     Nanos age = 0;
   };
   /// One request of `hits` (at least 1) for `key`.
@@ -68,7 +68,7 @@ class LeaseBook {
     std::string ticket;
     std::uint64_t hits = 0;  ///< those of the request that asked included
     Nanos term = 0;
-    std::shared_ptr<const Reply> told;
+    std::shared_ptr<const Reply> reply;
   };
   /// The answer to Way::lease: the block is this key's, less the `hits` of the request that asked.
   /// `sent` is when that was sent.
@@ -77,7 +77,7 @@ class LeaseBook {
   /// does not answer); it is not asked for again within a term.
   void refused(std::string_view key, bool leasable, Nanos now);
   /// A node denied `hits` of the key, whoever asked. `retry_after` as it said; kNever too.
-  void denied(std::string_view key, std::uint64_t hits, std::shared_ptr<const Reply> told,
+  void denied(std::string_view key, std::uint64_t hits, std::shared_ptr<const Reply> reply,
               Nanos retry_after, Nanos now);
 
   /// What goes back: to be settled at `node` with `used`.
@@ -107,7 +107,7 @@ class LeaseBook {
     Nanos taken = 0;
     Nanos close = 0;  // nothing is spent from here on
   };
-  struct Entry {
+  struct KeyState {
     std::string key;
     std::uint64_t next = 0;  // hits of the next block; 0: none yet
     unsigned recent = 0;     // requests since
@@ -115,22 +115,22 @@ class LeaseBook {
     bool asking = false;
     Nanos not_before = 0;  // no block is asked for
     std::optional<Block> block;
-    std::shared_ptr<const Reply> told;  // the denial
+    std::shared_ptr<const Reply> reply;  // the denial
     std::uint64_t denied_hits = 0;
     Nanos denied_at = 0;
     Nanos denied_until = 0;
   };
-  using Entries = std::list<Entry>;  // the one used last comes first
+  using Entries = std::list<KeyState>;  // the one used last comes first
 
-  Entry* find(std::string_view key);
-  Entry* find_or_make(std::string_view key, Nanos now);
-  void close(Entry& entry, bool ran_out, Nanos now);
+  KeyState* find(std::string_view key);
+  KeyState* find_or_make(std::string_view key, Nanos now);
+  void close(KeyState& entry, bool ran_out, Nanos now);
   void keep_return(Return returned);
 
   const LeaseOptions options_;
   Entries entries_;
   std::unordered_map<std::string_view, Entries::iterator> by_key_;
-  std::multimap<Nanos, Entry*> by_end_;  // open blocks
+  std::multimap<Nanos, KeyState*> by_end_;  // open blocks
   std::deque<Return> returns_;
 };
 

@@ -16,12 +16,12 @@ LeaseOptions options() {
   return out;
 }
 
-std::shared_ptr<const Reply> told() {
+std::shared_ptr<const Reply> reply() {
   return std::make_shared<Reply>();
 }
 
 LeaseBook::Grant grant(const std::string& ticket, std::uint64_t hits, Nanos term = kSecond) {
-  return {1, ticket, hits, term, told()};
+  return {1, ticket, hits, term, reply()};
 }
 
 TEST(LeaseBook, AHotKeySpendsItsBlockAndReturnsIt) {
@@ -81,7 +81,7 @@ TEST(LeaseBook, UnusedBlocksShrinkUntilThereAreNone) {
 TEST(LeaseBook, ADenialAnswersItsKeyForAShortTime) {
   LeaseBook book(options());
   book.take("k", 5, 0);
-  book.denied("k", 5, told(), 10 * kSecond, 0);
+  book.denied("k", 5, reply(), 10 * kSecond, 0);
   EXPECT_EQ(book.take("k", 5, 99 * kMillisecond).way, Way::denied);
   EXPECT_EQ(book.take("k", 6, 99 * kMillisecond).way, Way::denied);
   EXPECT_EQ(book.take("k", 5, 99 * kMillisecond).age, 99 * kMillisecond);
@@ -89,7 +89,7 @@ TEST(LeaseBook, ADenialAnswersItsKeyForAShortTime) {
   EXPECT_NE(book.take("other", 5, 99 * kMillisecond).way, Way::denied);
   EXPECT_NE(book.take("k", 5, 100 * kMillisecond).way, Way::denied);
   // Not beyond what the node said.
-  book.denied("k", 5, told(), 10, kSecond);
+  book.denied("k", 5, reply(), 10, kSecond);
   EXPECT_EQ(book.take("k", 5, kSecond + 9).way, Way::denied);
   EXPECT_NE(book.take("k", 5, kSecond + 10).way, Way::denied);
 }

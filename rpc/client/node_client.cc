@@ -41,7 +41,7 @@ constexpr const char* kCircuitOpen = "circuit open after missed deadlines";
 std::string problem(const CheckItem& item) {
   if (item.domain.size() > kMaxText) return "domain is too long";
   if (item.id.size() > kMaxRequestId) return "id is too long";
-  if (item.only.size() > kMaxOnly) return "too many rules are named";
+  if (item.rule_filter.size() > kMaxRuleFilter) return "too many rules are named";
   if (item.more.size() >= kMaxDescriptors) return "too many descriptors";
   auto wrong = [](const auto& entries) {
     if (entries.size() > kMaxEntries) return "too many descriptor entries";
@@ -64,7 +64,7 @@ std::size_t text_bytes(const CheckItem& item) {
   };
   add(item.entries);
   for (const CheckDescriptor& each : item.more) add(each.entries);
-  for (const std::string& rule : item.only) bytes += 16 + rule.size();
+  for (const std::string& rule : item.rule_filter) bytes += 16 + rule.size();
   return bytes;
 }
 
@@ -171,10 +171,10 @@ void write(const CheckItem& item, schema::CheckRequest::Builder to) {
   to.setDomain(text(item.domain));
   to.setHits(item.hits);
   if (!item.id.empty()) to.setId(text(item.id));
-  if (!item.only.empty()) {
-    auto only = to.initOnly(static_cast<capnp::uint>(item.only.size()));
-    for (std::size_t k = 0; k < item.only.size(); ++k) {
-      only.set(static_cast<capnp::uint>(k), text(item.only[k]));
+  if (!item.rule_filter.empty()) {
+    auto rule_filter = to.initRuleFilter(static_cast<capnp::uint>(item.rule_filter.size()));
+    for (std::size_t k = 0; k < item.rule_filter.size(); ++k) {
+      rule_filter.set(static_cast<capnp::uint>(k), text(item.rule_filter[k]));
     }
   }
   if (item.wants_bound) to.setWantsBound(true);
@@ -730,13 +730,13 @@ NodeClient::Impl::Impl(NodeClientOptions o) : options(std::move(o)) {
   std::promise<void> ready;
   auto started = ready.get_future();
   thread = std::thread([this, &ready] {
-    bool told = false;
+    bool reported = false;
     try {
       EventLoop event_loop;
       Core on_loop(event_loop, options, connected, open_until);
       loop = &event_loop;
       core = &on_loop;
-      told = true;
+      reported = true;
       ready.set_value();
       event_loop.run();
     } catch (const kj::Exception& e) {
@@ -744,7 +744,7 @@ NodeClient::Impl::Impl(NodeClientOptions o) : options(std::move(o)) {
     } catch (const std::exception& e) {
       start_error = e.what();
     }
-    if (!told) ready.set_value();
+    if (!reported) ready.set_value();
   });
   started.wait();
 }

@@ -31,7 +31,7 @@ CheckItem item(const std::string& domain = "api") {
   CheckItem out;
   out.domain = domain;
   out.entries = {{"key", "alice"}, {"path", "/v1"}};
-  out.only = {"per-key"};
+  out.rule_filter = {"per-key"};
   return out;
 }
 
@@ -74,7 +74,7 @@ TEST_F(ForwardTest, ARequestIsDecidedByThePeer) {
   CheckItem asked = item();
   asked.hits = 7;
   asked.id = "request-1";
-  asked.only = {"per-key", "per-path"};
+  asked.rule_filter = {"per-key", "per-path"};
   asked.wants_bound = true;
   asked.more = {{{{"key", "bob"}}, 3}, {{}, 0}};
   ask(asked);
@@ -161,7 +161,7 @@ TEST_F(ForwardTest, LargeRequestsAreSplitOverCalls) {
   go();
   CheckItem large = item();
   large.entries.assign(kMaxEntries, {std::string(kMaxText, 'k'), std::string(kMaxText, 'v')});
-  large.only.assign(kMaxOnly, std::string(128, 'r'));
+  large.rule_filter.assign(kMaxRuleFilter, std::string(128, 'r'));
   for (int i = 0; i < 10; ++i) ask(large);
   ASSERT_TRUE(have(10));
   for (const Reply& reply : replies_) EXPECT_EQ(reply, test::Recorder::reply_to(large));
@@ -480,7 +480,7 @@ TEST_F(ForwardTest, TheirSizeIsBounded) {
 TEST_F(ForwardTest, WhatBreaksABoundIsNotSent) {
   go();
   CheckItem odd = item();
-  odd.only.clear();
+  odd.rule_filter.clear();
   ask(odd);
   EXPECT_EQ(last_error(), "invalid: no rule is named");
   odd = item(std::string(kMaxText + 1, 'd'));
@@ -717,8 +717,8 @@ TEST_F(OddMemberTest, RequestsThatBreakABoundAreAnsweredInTheirPlace) {
             "a descriptor entry is longer than 4096 bytes");
   EXPECT_EQ(error_of([&](Builder b) { b.getRequest().getEntries()[1].setValue(text.c_str()); }),
             "a descriptor entry is longer than 4096 bytes");
-  EXPECT_EQ(error_of([](Builder b) { b.getRequest().initOnly(1).set(0, "per-key"); }),
-            "only is not for requests between nodes");
+  EXPECT_EQ(error_of([](Builder b) { b.getRequest().initRuleFilter(1).set(0, "per-key"); }),
+            "ruleFilter is not for requests between nodes");
   EXPECT_EQ(error_of([](Builder b) { b.getRequest().initMore(kMaxDescriptors); }),
             "more than 16 descriptors");
   EXPECT_EQ(error_of([&](Builder b) {
@@ -726,7 +726,8 @@ TEST_F(OddMemberTest, RequestsThatBreakABoundAreAnsweredInTheirPlace) {
             }),
             "a descriptor entry is longer than 4096 bytes");
   EXPECT_EQ(error_of([](Builder b) { b.initRules(0); }), "no rule is named");
-  EXPECT_EQ(error_of([](Builder b) { b.initRules(kMaxOnly + 1); }), "more than 64 rules are named");
+  EXPECT_EQ(error_of([](Builder b) { b.initRules(kMaxRuleFilter + 1); }),
+            "more than 64 rules are named");
   EXPECT_EQ(error_of([&](Builder b) { b.initRules(1).set(0, text.c_str()); }),
             "a rule's name is longer than 4096 bytes");
   EXPECT_EQ(a_->network.status(0).serve_malformed, 11u);

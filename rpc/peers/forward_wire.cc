@@ -88,9 +88,9 @@ std::string problem(const CheckItem& item) {
   if (item.domain.size() > kMaxText) return longer("domain", kMaxText);
   if (item.id.size() > kMaxRequestId) return longer("id", kMaxRequestId);
   if (item.more.size() >= kMaxDescriptors) return more(kMaxDescriptors, "descriptors");
-  if (item.only.empty()) return "no rule is named";
-  if (item.only.size() > kMaxOnly) return more(kMaxOnly, "rules are named");
-  for (const std::string& rule : item.only) {
+  if (item.rule_filter.empty()) return "no rule is named";
+  if (item.rule_filter.size() > kMaxRuleFilter) return more(kMaxRuleFilter, "rules are named");
+  for (const std::string& rule : item.rule_filter) {
     if (rule.size() > kMaxText) return longer("a rule's name", kMaxText);
   }
   std::string wrong = problem(item.entries);
@@ -104,12 +104,12 @@ std::string problem(schema::ForwardedCheck::Reader in) {
   auto request = in.getRequest();
   if (request.getDomain().size() > kMaxText) return longer("domain", kMaxText);
   if (request.getId().size() > kMaxRequestId) return longer("id", kMaxRequestId);
-  if (request.getOnly().size() > 0) return "only is not for requests between nodes";
+  if (request.getRuleFilter().size() > 0) return "ruleFilter is not for requests between nodes";
   auto further = request.getMore();
   if (further.size() >= kMaxDescriptors) return more(kMaxDescriptors, "descriptors");
   auto rules = in.getRules();
   if (rules.size() == 0) return "no rule is named";
-  if (rules.size() > kMaxOnly) return more(kMaxOnly, "rules are named");
+  if (rules.size() > kMaxRuleFilter) return more(kMaxRuleFilter, "rules are named");
   for (auto rule : rules) {
     if (rule.size() > kMaxText) return longer("a rule's name", kMaxText);
   }
@@ -131,7 +131,7 @@ std::size_t forwarded_bytes(const CheckItem& item) {
     add(each.entries);
   }
   const std::size_t descriptors = 1 + item.more.size();
-  for (const std::string& rule : item.only) {
+  for (const std::string& rule : item.rule_filter) {
     bytes += 16 + rule.size() + descriptors * (kStatusBytes + rule.size());
   }
   return bytes;
@@ -173,8 +173,9 @@ void encode(const CheckItem& item, schema::ForwardedCheck::Builder out) {
       encode(item.more[i].entries, to.initEntries(count(item.more[i].entries.size())));
     }
   }
-  auto rules = out.initRules(count(item.only.size()));
-  for (std::size_t i = 0; i < item.only.size(); ++i) rules.set(count(i), text(item.only[i]));
+  auto rules = out.initRules(count(item.rule_filter.size()));
+  for (std::size_t i = 0; i < item.rule_filter.size(); ++i)
+    rules.set(count(i), text(item.rule_filter[i]));
 }
 
 CheckItem decode(schema::ForwardedCheck::Reader in) {
@@ -189,13 +190,13 @@ CheckItem decode(schema::ForwardedCheck::Reader in) {
   for (auto descriptor : request.getMore()) {
     out.more.push_back({copy(descriptor.getEntries()), descriptor.getHits()});
   }
-  out.only.reserve(in.getRules().size());
-  for (auto rule : in.getRules()) out.only.push_back(copy(rule));
+  out.rule_filter.reserve(in.getRules().size());
+  for (auto rule : in.getRules()) out.rule_filter.push_back(copy(rule));
   return out;
 }
 
 std::size_t most_statuses(const CheckItem& item) {
-  return item.only.size() * (1 + item.more.size());
+  return item.rule_filter.size() * (1 + item.more.size());
 }
 
 bool decode_answer(schema::CheckResult::Reader in, std::size_t statuses, Reply& out) {

@@ -9,8 +9,9 @@
 
 namespace weir::rpc {
 
-/// What one node asks another (schema::Link), to and from the schema. CheckItem::only names the
-/// rules that are to decide, at least one. A schema::CheckResult is written by encode() of wire.h.
+/// What one node asks another (schema::Link), to and from the schema. CheckItem::rule_filter names
+/// the rules that are to decide, at least one. A schema::CheckResult is written by encode() of
+/// wire.h.
 
 /// Why `item` cannot be forwarded; empty: it can.
 std::string problem(const CheckItem& item);

@@ -42,8 +42,8 @@ class Random {
     }
     out.hits = word();
     out.id = text(kMaxRequestId);
-    for (auto n = 1 + below(below(10) == 0 ? kMaxOnly : 3); n > 0; --n) {
-      out.only.push_back(text(kMaxText));
+    for (auto n = 1 + below(below(10) == 0 ? kMaxRuleFilter : 3); n > 0; --n) {
+      out.rule_filter.push_back(text(kMaxText));
     }
     out.wants_bound = coin();
     return out;
@@ -68,7 +68,7 @@ class Random {
       status.allowed = coin();
       status.shadow = coin();
       status.degraded = coin();
-      status.elsewhere = coin();
+      status.exhausted_locally = coin();
       status.quota = word();
       status.window = nanos();
       status.descriptor = static_cast<std::uint16_t>(word());
@@ -167,7 +167,7 @@ std::size_t memory_of(const CheckItem& item) {
     bytes += sizeof each;
     add(each.entries);
   }
-  for (const std::string& rule : item.only) bytes += sizeof rule + rule.capacity();
+  for (const std::string& rule : item.rule_filter) bytes += sizeof rule + rule.capacity();
   return bytes;
 }
 
@@ -215,15 +215,15 @@ TEST(ForwardWire, DecodeOfEncodeIsIdentityForRandomAnswers) {
 TEST(ForwardWire, BothSidesKeepTheBounds) {
   const std::string long_text(kMaxText + 1, 'x');
   std::vector<CheckItem> odd(10);
-  for (CheckItem& item : odd) item.only = {"rule"};
+  for (CheckItem& item : odd) item.rule_filter = {"rule"};
   odd[0].domain = long_text;
   odd[1].id.assign(kMaxRequestId + 1, 'x');
   odd[2].entries.resize(kMaxEntries + 1);
   odd[3].entries = {{long_text, ""}};
   odd[4].entries = {{"", long_text}};
-  odd[5].only.assign(kMaxOnly + 1, "rule");
-  odd[6].only = {long_text};
-  odd[7].only = {};
+  odd[5].rule_filter.assign(kMaxRuleFilter + 1, "rule");
+  odd[6].rule_filter = {long_text};
+  odd[7].rule_filter = {};
   odd[8].more.resize(kMaxDescriptors);
   odd[9].more = {{{}, 1}, {{{long_text, ""}}, 1}};
   for (const CheckItem& item : odd) {
@@ -238,7 +238,7 @@ TEST(ForwardWire, BothSidesKeepTheBounds) {
   largest.domain.assign(kMaxText, 'd');
   largest.id.assign(kMaxRequestId, 'i');
   largest.entries.assign(kMaxEntries, {std::string(kMaxText, 'k'), std::string(kMaxText, 'v')});
-  largest.only.assign(kMaxOnly, std::string(kMaxText, 'r'));
+  largest.rule_filter.assign(kMaxRuleFilter, std::string(kMaxText, 'r'));
   EXPECT_EQ(problem(largest), "");
   CheckItem out;
   EXPECT_TRUE(read(bytes_of(largest), out));
@@ -247,7 +247,7 @@ TEST(ForwardWire, BothSidesKeepTheBounds) {
 
 TEST(ForwardWire, AnAnswerHasAStatusForEachRuleAndDescriptorAtMost) {
   CheckItem item;
-  item.only = {"a", "b", "c"};
+  item.rule_filter = {"a", "b", "c"};
   EXPECT_EQ(most_statuses(item), 3u);
   item.more.resize(2);
   EXPECT_EQ(most_statuses(item), 9u);

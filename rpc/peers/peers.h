@@ -37,8 +37,8 @@ class PeerHandler {
   virtual void refused(const std::string& who, const std::string& why) = 0;
 
   /// `from` has this node decide `items`, within the bounds of check.h: each by the rules that its
-  /// `only` names (at least one), here and no further. `done` takes a reply for each item, in
-  /// order: once, on the loop's thread, at once or later, in the end also after the network has
+  /// `rule_filter` names (at least one), here and no further. `done` takes a reply for each item,
+  /// in order: once, on the loop's thread, at once or later, in the end also after the network has
   /// stopped. If it is dropped uncalled, `from` takes the requests as perhaps counted. Until it is
   /// called or dropped they count against PeerOptions::max_served. As it is here it refuses.
   virtual void serve(crdt::PeerIndex from, std::vector<CheckItem> items,
@@ -133,11 +133,11 @@ class PeerNetwork {
   std::uint16_t port() const;
   /// Sends one message, or drops and counts it. Returns whether it was sent.
   bool send(crdt::PeerIndex peer, const crdt::Message& message);
-  /// Has `peer` decide `item`, by the rules that `item.only` names. `done` is called once, on the
-  /// loop's thread, perhaps at once, and at the latest after `patience` (an hour at most) or when
-  /// the network stops; it must not throw, and may call anything here, but not destroy the network.
-  /// What is asked in one turn of the loop travels together, in the order of asking, and apart from
-  /// the messages' bounds.
+  /// Has `peer` decide `item`, by the rules that `item.rule_filter` names. `done` is called once,
+  /// on the loop's thread, perhaps at once, and at the latest after `patience` (an hour at most) or
+  /// when the network stops; it must not throw, and may call anything here, but not destroy the
+  /// network. What is asked in one turn of the loop travels together, in the order of asking, and
+  /// apart from the messages' bounds.
   ///
   /// A reply's error says whether the request may have been counted (ErrorKind): `unavailable` or
   /// `overloaded` if it was not sent, or the peer did not begin with it; `deadline` or `unknown` if

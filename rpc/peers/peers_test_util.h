@@ -81,7 +81,7 @@ class Recorder : public PeerHandler {
   static Reply reply_to(const CheckItem& item) {
     Reply reply;
     reply.allowed = item.hits < 100;
-    for (const std::string& rule : item.only) {
+    for (const std::string& rule : item.rule_filter) {
       Status status;
       status.rule = rule;
       status.limit = 99;

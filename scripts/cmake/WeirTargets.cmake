@@ -36,7 +36,7 @@ function(weir_program name)
   endif()
 endfunction()
 
-# weir_test(series/lanes_test SOURCES ... LINK ... [TIMEOUT seconds] [LABELS ...] [ENVIRONMENT ...])
+# weir_test(series/series_memo_test SOURCES ... LINK ... [TIMEOUT seconds] [LABELS ...] [ENVIRONMENT ...])
 #   one ctest entry per program, named without its folder; sources default to <path>.cc
 function(weir_test path)
   if(NOT WEIR_BUILD_TESTS)

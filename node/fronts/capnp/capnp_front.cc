@@ -48,7 +48,7 @@ std::string problem_of(schema::CheckRequest::Reader request) {
   if (request.getId().size() > rpc::kMaxRequestId) {
     return "id is longer than " + std::to_string(rpc::kMaxRequestId) + " bytes";
   }
-  if (request.getOnly().size() > 0) return "only is for members of the cluster";
+  if (request.getRuleFilter().size() > 0) return "ruleFilter is for members of the cluster";
   auto more = request.getMore();
   if (more.size() >= kMaxDescriptors) {
     return "more than " + std::to_string(kMaxDescriptors) + " descriptors";
@@ -351,7 +351,7 @@ kj::Promise<void> CapnpFront::Impl::ServiceImpl::answer(std::size_t bytes, Start
   struct State {
     explicit State(Write&& w) : write(std::move(w)) {}
     Write write;
-    bool told = false;
+    bool answered = false;
     kj::Maybe<kj::Exception> failure;
     kj::Maybe<kj::Own<kj::PromiseFulfiller<void>>> waits;
   };
@@ -362,21 +362,21 @@ kj::Promise<void> CapnpFront::Impl::ServiceImpl::answer(std::size_t bytes, Start
   }
   auto place = kj::heap<Place>(*client_, bytes);
   auto state = std::make_shared<State>(std::move(write));
-  start([state](auto&& told) {
-    state->told = true;
+  start([state](auto&& answer) {
+    state->answered = true;
     KJ_IF_MAYBE (waits, state->waits) {
       // The client, or the front, has gone: nobody is told, and the results may be gone too.
       if (!(*waits)->isWaiting()) return;
-      KJ_IF_MAYBE (failure, kj::runCatchingExceptions([&] { state->write(told); })) {
+      KJ_IF_MAYBE (failure, kj::runCatchingExceptions([&] { state->write(answer); })) {
         (*waits)->reject(kj::mv(*failure));
       } else {
         (*waits)->fulfill();
       }
     } else {
-      state->failure = kj::runCatchingExceptions([&] { state->write(told); });
+      state->failure = kj::runCatchingExceptions([&] { state->write(answer); });
     }
   });
-  if (state->told) {
+  if (state->answered) {
     KJ_IF_MAYBE (failure, state->failure) {
       return kj::mv(*failure);
     }

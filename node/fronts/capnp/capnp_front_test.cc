@@ -322,7 +322,7 @@ TEST_F(ServiceTest, WhatIsForMembersIsRefused) {
   start();
   auto connection = dial();
   auto request = service(*connection).checkRequest();
-  request.initRequests(1)[0].initOnly(1).set(0, "rule");
+  request.initRequests(1)[0].initRuleFilter(1).set(0, "rule");
   auto response = request.send().wait(loop_.wait_scope());
   Reply reply;
   ASSERT_TRUE(decode(response.getResults()[0], reply));
@@ -482,8 +482,8 @@ std::vector<unsigned char> calls_of_nothing(std::uint32_t calls, std::uint32_t r
     call.setQuestionId(id);
     call.setInterfaceId(capnp::typeId<schema::Service>());
     call.initTarget().initPromisedAnswer().setQuestionId(0);
-    auto list = call.initParams().getContent().initAs<capnp::AnyStruct>(0, 1);
-    list.getPointerSection()[0].initAs<capnp::List<capnp::Void>>(requests);
+    auto list = call.initParams().getContent().initAsAnyStruct(0, 1);
+    list.getPointerSection()[0].initAsAnyList(capnp::ElementSize::VOID, requests);
     auto bytes = framed(message);
     out.insert(out.end(), bytes.begin(), bytes.end());
   }

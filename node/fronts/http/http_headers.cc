@@ -45,15 +45,15 @@ void append_policy(rpc::Output& out, const Status& status) {
 
 // Several descriptors may meet one rule, which is one policy.
 void append_policies(rpc::Output& out, const Reply& reply, const Status& decider) {
-  std::array<const Status*, kMaxPolicyBytes / 8> told;  // an item takes more than 8 bytes
+  std::array<const Status*, kMaxPolicyBytes / 8> listed;  // an item takes more than 8 bytes
   std::size_t count = 0;
   out.append("RateLimit-Policy: ");
   const std::size_t begin = out.size();
   append_policy(out, decider);
-  told[count++] = &decider;
+  listed[count++] = &decider;
   for (const Status& status : reply.statuses) {
-    if (status.shadow || count == told.size()) continue;
-    if (std::any_of(told.begin(), told.begin() + count, [&](const Status* other) {
+    if (status.shadow || count == listed.size()) continue;
+    if (std::any_of(listed.begin(), listed.begin() + count, [&](const Status* other) {
           return internal::same_text(other->rule, status.rule);
         })) {
       continue;
@@ -65,7 +65,7 @@ void append_policies(rpc::Output& out, const Reply& reply, const Status& decider
       out.truncate(before);
       break;
     }
-    told[count++] = &status;
+    listed[count++] = &status;
   }
   out.append("\r\n");
 }

@@ -605,7 +605,7 @@ void append_status(rpc::Output& out, const Status& status, bool several) {
   out.append(status.shadow ? std::string_view(",\"shadow\":true,\"degraded\":")
                            : std::string_view(",\"shadow\":false,\"degraded\":"));
   append_bool(out, status.degraded);
-  if (status.elsewhere) out.append(",\"elsewhere\":true");
+  if (status.exhausted_locally) out.append(",\"exhausted_locally\":true");
   if (status.over_admission) {
     out.append(",\"over_admission_worst_case\":");
     out.append_decimal(*status.over_admission);
@@ -632,7 +632,7 @@ void append_denial(rpc::Output& out, const Reply& reply, const Status* decider) 
     out.append(" now.");
   } else if (decider != nullptr && decider->retry_after == kNever) {
     out.append(" can never admit this request.");
-  } else if (decider != nullptr && decider->elsewhere) {
+  } else if (decider != nullptr && decider->exhausted_locally) {
     out.append(" has no rights left here; other regions are asked.");
   } else {
     out.append(" denied this request.");

@@ -584,13 +584,13 @@ TEST(Answer, ADegradedDenialIsNoExceededQuota) {
   EXPECT_EQ(got["detail"], "The limiter cannot count for rule daily now.");
 }
 
-TEST(Answer, RightsElsewhereAreTold) {
+TEST(Answer, RightsThatAreExhaustedLocallyAreTold) {
   Reply reply = denial();
-  reply.statuses[1].elsewhere = true;
+  reply.statuses[1].exhausted_locally = true;
   const json got = answer(reply);
   EXPECT_EQ(got["detail"], "Rule daily has no rights left here; other regions are asked.");
-  EXPECT_EQ(got["statuses"][1]["elsewhere"], true);
-  EXPECT_FALSE(got["statuses"][0].contains("elsewhere"));
+  EXPECT_EQ(got["statuses"][1]["exhausted_locally"], true);
+  EXPECT_FALSE(got["statuses"][0].contains("exhausted_locally"));
 }
 
 TEST(Answer, SuccessIsNoProblem) {

@@ -1,10 +1,10 @@
-#include <weir/node/service/home.h>
+#include <weir/node/service/forwarder.h>
 
 #include <gtest/gtest.h>
 
 #include <weir/limits/rendezvous.h>
 #include <weir/limits/test_util.h>
-#include <weir/node/service/home_test_util.h>
+#include <weir/node/service/forwarder_test_util.h>
 
 namespace weir::node {
 namespace {
@@ -79,7 +79,7 @@ TEST(HomeMap, RulesOfOneKeyHaveOneHome) {
   EXPECT_NE(key({"user", "key"}), key({"key", "user"}));
 }
 
-TEST(HomeDesk, OneNodeCountsAKeyWhoeverIsAsked) {
+TEST(Forwarder, OneNodeCountsAKeyWhoeverIsAsked) {
   HomeCluster cluster(members(), set({rule("r", 10, Enforcement::home)}), {}, kNow);
   for (int k = 0; k < 20; ++k) {
     rpc::CheckItem asked = item("k" + std::to_string(k));
@@ -96,7 +96,7 @@ TEST(HomeDesk, OneNodeCountsAKeyWhoeverIsAsked) {
   }
 }
 
-TEST(HomeDesk, LocalAndHomeRulesConsumeTogetherOrNotAtAll) {
+TEST(Forwarder, LocalAndHomeRulesConsumeTogetherOrNotAtAll) {
   HomeCluster cluster(members(),
                       set({rule("local", 5, Enforcement::merged, OnFailure::open),
                            rule("home", 3, Enforcement::home),
@@ -121,7 +121,7 @@ TEST(HomeDesk, LocalAndHomeRulesConsumeTogetherOrNotAtAll) {
   }
 }
 
-TEST(HomeDesk, ARequestWithAnIdCountsOnceAlsoAfterALostAnswer) {
+TEST(Forwarder, ARequestWithAnIdCountsOnceAlsoAfterALostAnswer) {
   HomeCluster cluster(
       members(), set({rule("local", 5, Enforcement::merged), rule("home", 3, Enforcement::home)}),
       {}, kNow);
@@ -156,7 +156,7 @@ TEST(HomeDesk, ARequestWithAnIdCountsOnceAlsoAfterALostAnswer) {
   }
 }
 
-TEST(HomeDesk, AHomeThatIsAwayIsTheRulesPolicy) {
+TEST(Forwarder, AHomeThatIsAwayIsTheRulesPolicy) {
   HomeCluster cluster(members(),
                       set({rule("local", 500, Enforcement::merged),
                            rule("open", 100, Enforcement::home, OnFailure::open)}),
@@ -171,7 +171,7 @@ TEST(HomeDesk, AHomeThatIsAwayIsTheRulesPolicy) {
   }
   EXPECT_EQ(allowed, 30);  // 100 / 4 * 1.2
   EXPECT_EQ(cluster.used(0, item("k")), 30u);
-  EXPECT_EQ(cluster.desk(0).counters().degraded, 50u);
+  EXPECT_EQ(cluster.forwarder(0).counters().degraded, 50u);
 
   HomeCluster closed(members(),
                      set({rule("local", 500, Enforcement::merged),
@@ -187,7 +187,7 @@ TEST(HomeDesk, AHomeThatIsAwayIsTheRulesPolicy) {
   EXPECT_EQ(closed.used(0, item("k")), 0u);
 }
 
-TEST(HomeDesk, OnlyAnOpenRuleMovesToTheNextOfItsRegion) {
+TEST(Forwarder, OnlyAnOpenRuleMovesToTheNextOfItsRegion) {
   for (OnFailure on_failure : {OnFailure::open, OnFailure::closed}) {
     HomeCluster cluster(members(), set({rule("r", 100, Enforcement::home, on_failure)}),
                         {{"us", 0}, {"ap", 0}}, kNow);
@@ -203,32 +203,34 @@ TEST(HomeDesk, OnlyAnOpenRuleMovesToTheNextOfItsRegion) {
   }
 }
 
-TEST(HomeDesk, AForwardedRequestGoesNoFurther) {
+TEST(Forwarder, AForwardedRequestGoesNoFurther) {
   HomeCluster cluster(
       members(), set({rule("local", 5, Enforcement::merged), rule("home", 3, Enforcement::home)}),
       {{"us", 0}, {"ap", 0}}, kNow);
   rpc::CheckItem asked = item("k");
   std::vector<Entry> entries{{"key", "k"}};
-  std::vector<std::string_view> only{"home"};
-  Request request{"api", entries, 1, {}, false, only};
-  EXPECT_FALSE(cluster.desk(0).concerns(request));
-  EXPECT_EQ(cluster.desk(0).refuse(request).to_string().find(
+  std::vector<std::string_view> rule_filter{"home"};
+  Request request{"api", entries, 1, {}, false, rule_filter};
+  EXPECT_FALSE(cluster.forwarder(0).concerns(request));
+  EXPECT_EQ(cluster.forwarder(0).refuse(request).to_string().find(
                 "unavailable: ap/ap-1: it is not the home of rule "
                 "\"home\""),
             0u);
-  only[0] = "local";
-  EXPECT_NE(cluster.desk(1).refuse(request).to_string(), "") << "that is no home rule";
-  only[0] = "nonsense";
-  EXPECT_NE(cluster.desk(1).refuse(request).to_string(), "");
-  EXPECT_EQ(cluster.desk(0).counters().refused, 1u);
-  only[0] = "home";
-  EXPECT_NE(cluster.desk(1).refuse(request).empty(), cluster.desk(2).refuse(request).empty());
-  request.only = {};
-  EXPECT_EQ(cluster.desk(0).elsewhere(request).find("rule \"home\" is decided by its home eu/"),
-            0u);
+  rule_filter[0] = "local";
+  EXPECT_NE(cluster.forwarder(1).refuse(request).to_string(), "") << "that is no home rule";
+  rule_filter[0] = "nonsense";
+  EXPECT_NE(cluster.forwarder(1).refuse(request).to_string(), "");
+  EXPECT_EQ(cluster.forwarder(0).counters().refused, 1u);
+  rule_filter[0] = "home";
+  EXPECT_NE(cluster.forwarder(1).refuse(request).empty(),
+            cluster.forwarder(2).refuse(request).empty());
+  request.rule_filter = {};
+  EXPECT_EQ(
+      cluster.forwarder(0).remote_home(request).find("rule \"home\" is decided by its home eu/"),
+      0u);
 }
 
-TEST(HomeDesk, ARequestThatComesAgainWhileRightsAreOnTheirWayCountsOnce) {
+TEST(Forwarder, ARequestThatComesAgainWhileRightsAreOnTheirWayCountsOnce) {
   HomeCluster cluster(members(), set({rule("few", 4, Enforcement::escrow)}), {}, kNow);
   cluster.give_shares();
   EXPECT_TRUE(cluster.check(0, item("k")).allowed);
@@ -237,15 +239,15 @@ TEST(HomeDesk, ARequestThatComesAgainWhileRightsAreOnTheirWayCountsOnce) {
   const rpc::CheckItem asked = item("k", 1, "id");
   std::vector<Entry> entries{{"key", "k"}, {"user", "uk"}};
   Request request{"api", entries, 1, asked.id};
-  EXPECT_FALSE(cluster.desk(0).knows(request));
+  EXPECT_FALSE(cluster.forwarder(0).knows(request));
   Decision denied;
   cluster.engine(0).check(request, cluster.now, denied);
   ASSERT_FALSE(denied.allowed);
   std::vector<Reply> replies;
   auto told = [&](Reply reply) { replies.push_back(std::move(reply)); };
-  ASSERT_TRUE(cluster.desk(0).pass_on(request, denied, told));
-  ASSERT_TRUE(cluster.desk(0).knows(request));
-  for (int i = 0; i < 70; ++i) cluster.desk(0).decide(asked, told);
+  ASSERT_TRUE(cluster.forwarder(0).pass_on(request, denied, told));
+  ASSERT_TRUE(cluster.forwarder(0).knows(request));
+  for (int i = 0; i < 70; ++i) cluster.forwarder(0).decide(asked, told);
   EXPECT_EQ(replies.size(), 6u);  // those that are too many
   for (const Reply& reply : replies) {
     EXPECT_EQ(reply.error.to_string(), "unknown: the same request is being decided");

@@ -19,7 +19,7 @@ namespace weir::node {
 ///  - what nobody could give is not asked for again for 100 ms, and for twice as long each time,
 ///    up to 2 s; what is used up everywhere, not before the window ends;
 ///  - at most kMost windows are asked about at a time.
-class RightsTrails {
+class RightsNegativeCache {
  public:
   static constexpr std::size_t kMost = 4096;
 
@@ -31,10 +31,10 @@ class RightsTrails {
   /// Nobody was asked in the end.
   void dropped(const crdt::CellId& cell, std::uint64_t cost) { end(cell, cost); }
 
-  std::size_t size() const { return trails_.size(); }
+  std::size_t size() const { return records_.size(); }
 
  private:
-  struct Trail {
+  struct Record {
     std::uint64_t asking = 0;    // units, of requests that are on their way
     std::uint64_t cost = 0;      // this or more is not asked for
     Nanos until = 0;             // before this
@@ -42,10 +42,10 @@ class RightsTrails {
     unsigned misses = 0;
   };
   static constexpr std::uint64_t kNone = ~std::uint64_t{0};
-  Trail* end(const crdt::CellId& cell, std::uint64_t cost);
+  Record* end(const crdt::CellId& cell, std::uint64_t cost);
   bool make_room(Nanos now);
 
-  std::map<crdt::CellId, Trail> trails_;
+  std::map<crdt::CellId, Record> records_;
   Nanos next_sweep_ = 0;
 };
 
@@ -58,7 +58,7 @@ class AskedMembers {
   struct Asked {
     std::size_t member = 0;
     std::vector<std::string> rules;  ///< that it was asked about
-    std::optional<Reply> told;       ///< to the client: the request passed
+    std::optional<Reply> answer;     ///< to the client: the request passed
   };
 
   explicit AskedMembers(Nanos ttl) : ttl_(ttl) {}

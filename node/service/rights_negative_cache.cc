@@ -1,4 +1,4 @@
-#include <weir/node/service/rights_trails.h>
+#include <weir/node/service/rights_negative_cache.h>
 
 #include <algorithm>
 #include <utility>
@@ -16,54 +16,56 @@ constexpr Nanos kSweepInterval = 100 * kMillisecond;
 
 }  // namespace
 
-bool RightsTrails::begin(const crdt::CellId& cell, std::uint64_t cost, std::uint64_t limit,
-                         Nanos now) {
-  auto at = trails_.find(cell);
-  if (at == trails_.end()) {
+bool RightsNegativeCache::begin(const crdt::CellId& cell, std::uint64_t cost, std::uint64_t limit,
+                                Nanos now) {
+  auto at = records_.find(cell);
+  if (at == records_.end()) {
     if (!make_room(now)) return false;
-    at = trails_.emplace(cell, Trail{}).first;
+    at = records_.emplace(cell, Record{}).first;
   }
-  Trail& trail = at->second;
-  if (cost >= trail.gone || (now < trail.until && cost >= trail.cost)) return false;
-  if (add_saturated(trail.asking, cost) > limit) return false;
-  trail.asking += cost;
+  Record& record = at->second;
+  if (cost >= record.gone || (now < record.until && cost >= record.cost)) return false;
+  if (add_saturated(record.asking, cost) > limit) return false;
+  record.asking += cost;
   return true;
 }
 
-RightsTrails::Trail* RightsTrails::end(const crdt::CellId& cell, std::uint64_t cost) {
-  auto at = trails_.find(cell);
-  if (at == trails_.end()) return nullptr;  // its window is over
+RightsNegativeCache::Record* RightsNegativeCache::end(const crdt::CellId& cell,
+                                                      std::uint64_t cost) {
+  auto at = records_.find(cell);
+  if (at == records_.end()) return nullptr;  // its window is over
   at->second.asking -= std::min(at->second.asking, cost);
   return &at->second;
 }
 
-void RightsTrails::passed(const crdt::CellId& cell, std::uint64_t cost) {
-  if (Trail* trail = end(cell, cost)) trail->misses = 0;
+void RightsNegativeCache::passed(const crdt::CellId& cell, std::uint64_t cost) {
+  if (Record* record = end(cell, cost)) record->misses = 0;
 }
 
-void RightsTrails::denied(const crdt::CellId& cell, std::uint64_t cost, bool used_up, Nanos now) {
-  Trail* trail = end(cell, cost);
-  if (trail == nullptr) return;
+void RightsNegativeCache::denied(const crdt::CellId& cell, std::uint64_t cost, bool used_up,
+                                 Nanos now) {
+  Record* record = end(cell, cost);
+  if (record == nullptr) return;
   if (used_up) {
-    trail->gone = std::min(trail->gone, cost);
+    record->gone = std::min(record->gone, cost);
     return;
   }
-  trail->cost = now < trail->until ? std::min(trail->cost, cost) : cost;
-  trail->until =
-      now + std::min(kFirstWait << std::min(trail->misses, kMostDoublings), kLongestWait);
-  ++trail->misses;
+  record->cost = now < record->until ? std::min(record->cost, cost) : cost;
+  record->until =
+      now + std::min(kFirstWait << std::min(record->misses, kMostDoublings), kLongestWait);
+  ++record->misses;
 }
 
 /// Windows that are over go; what is on its way of them ends without a trace.
-bool RightsTrails::make_room(Nanos now) {
-  if (trails_.size() < kMost) return true;
+bool RightsNegativeCache::make_room(Nanos now) {
+  if (records_.size() < kMost) return true;
   if (now < next_sweep_) return false;
   next_sweep_ = now + kSweepInterval;
-  std::erase_if(trails_, [&](const auto& each) {
+  std::erase_if(records_, [&](const auto& each) {
     return each.first.epoch.expiry <= now ||
            (each.second.asking == 0 && each.second.until + kLongestWait <= now);
   });
-  return trails_.size() < kMost;
+  return records_.size() < kMost;
 }
 
 void AskedMembers::remember(const std::string& id, Asked asked, Nanos now) {

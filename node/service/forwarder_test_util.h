@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include <weir/node/service/home.h>
+#include <weir/node/service/forwarder.h>
 
 namespace weir::node::test {
 
-/// Members with an engine and a desk each, in memory; what one forwards arrives at once, or as
+/// Members with an engine and a forwarder each, in memory; what one forwards arrives at once, or as
 /// `fault` says. What they tell each other as peers arrives in exchange().
 class HomeCluster {
  public:
@@ -35,12 +35,12 @@ class HomeCluster {
     AsRequest as(item);
     std::optional<Reply> reply;
     auto told = [&](Reply answer) { reply = std::move(answer); };
-    if (at.desk->concerns(as.request) || at.desk->knows(as.request)) {
-      at.desk->decide(item, told);
+    if (at.forwarder->concerns(as.request) || at.forwarder->knows(as.request)) {
+      at.forwarder->decide(item, told);
     } else {
       Decision decision;
       at.engine->check(as.request, now, decision);
-      if (!at.desk->pass_on(as.request, decision, told)) {
+      if (!at.forwarder->pass_on(as.request, decision, told)) {
         return reply_of(decision, *at.engine->limiter().rules());
       }
     }
@@ -56,7 +56,7 @@ class HomeCluster {
   void connect() {
     for (auto& node : nodes_) {
       for (crdt::PeerIndex peer = 0; peer + 1 < size(); ++peer) {
-        node->engine->peer_up(peer, life(node->order[peer + 1]), now);
+        node->engine->peer_up(peer, incarnation_of(node->order[peer + 1]), now);
       }
     }
   }
@@ -78,17 +78,17 @@ class HomeCluster {
         Node& to = *nodes_[one.to];
         auto from = std::find(to.order.begin() + 1, to.order.end(), one.from);
         to.engine->receive(static_cast<crdt::PeerIndex>(from - to.order.begin() - 1),
-                           life(one.from), one.message, now);
+                           incarnation_of(one.from), one.message, now);
       }
       for (auto& node : nodes_) {
         node->engine->pump(now);
-        node->desk->pump();
+        node->forwarder->pump();
       }
     }
   }
 
   Engine& engine(std::size_t node) { return *nodes_[node]->engine; }
-  HomeDesk& desk(std::size_t node) { return *nodes_[node]->desk; }
+  Forwarder& forwarder(std::size_t node) { return *nodes_[node]->forwarder; }
   std::size_t size() const { return nodes_.size(); }
   std::uint64_t used(std::size_t node, std::uint32_t rule, const rpc::CheckItem& item) {
     AsRequest as(item);
@@ -120,11 +120,12 @@ class HomeCluster {
   struct AsRequest {
     explicit AsRequest(const rpc::CheckItem& item) {
       for (const auto& [key, value] : item.entries) entries.push_back({key, value});
-      only.assign(item.only.begin(), item.only.end());
-      request = {item.domain, entries, item.hits, item.id, item.wants_bound, only, !only.empty()};
+      rule_filter.assign(item.rule_filter.begin(), item.rule_filter.end());
+      request = {item.domain,      entries,     item.hits,           item.id,
+                 item.wants_bound, rule_filter, !rule_filter.empty()};
     }
     std::vector<Entry> entries;
-    std::vector<std::string_view> only;
+    std::vector<std::string_view> rule_filter;
     Request request;
   };
 
@@ -134,18 +135,18 @@ class HomeCluster {
     return reply;
   }
 
-  struct Node final : HomeDriver {
+  struct Node final : ForwardDriver {
     Node(HomeCluster& all, std::size_t index, std::shared_ptr<const RuleSet> rules,
          const std::map<std::string, unsigned>& weights)
         : cluster(all), self(index) {
-      HomeOptions home;
+      ForwardOptions home;
       for (std::size_t i = 0; i < cluster.members_.size(); ++i) {
         order.push_back(i == 0 ? self : i <= self ? i - 1 : i);
         home.members.push_back(cluster.members_[order.back()]);
       }
       EngineOptions options;
       options.rules = std::move(rules);
-      options.fresh_incarnation = [index] { return life(index); };
+      options.fresh_incarnation = [index] { return incarnation_of(index); };
       options.max_series = 1024;
       options.replica.self = home.members.front();
       options.replica.peers.assign(home.members.begin() + 1, home.members.end());
@@ -158,7 +159,7 @@ class HomeCluster {
       std::string error;
       engine->start(cluster.now, {}, error);
       home.weights = weights;
-      desk = std::make_unique<HomeDesk>(*engine, std::move(home), *this);
+      forwarder = std::make_unique<Forwarder>(*engine, std::move(home), *this);
     }
 
     Reply alone(const Request& request) {
@@ -174,7 +175,7 @@ class HomeCluster {
       Reply reply;
       AsRequest as(item);
       send(member, reply.error, [&](Node& to) {
-        reply.error = to.desk->refuse(as.request);
+        reply.error = to.forwarder->refuse(as.request);
         if (reply.error.empty()) reply = to.alone(as.request);
       });
       done(reply);
@@ -184,7 +185,7 @@ class HomeCluster {
       ReserveReply reply;
       AsRequest as(item);
       send(member, reply.decision.error, [&](Node& to) {
-        reply.decision.error = to.desk->refuse(as.request);
+        reply.decision.error = to.forwarder->refuse(as.request);
         if (!reply.decision.error.empty()) return;
         Decision decision;
         Ticket ticket = to.engine->reserve(as.request, cluster.now, timeout, decision);
@@ -218,12 +219,12 @@ class HomeCluster {
 
     HomeCluster& cluster;
     std::size_t self;
-    std::vector<std::size_t> order;  // member index of the desk -> of the cluster
+    std::vector<std::size_t> order;  // member index of the forwarder -> of the cluster
     std::unique_ptr<Engine> engine;
-    std::unique_ptr<HomeDesk> desk;
+    std::unique_ptr<Forwarder> forwarder;
   };
 
-  static crdt::Incarnation life(std::size_t node) { return {1, node + 1}; }
+  static crdt::Incarnation incarnation_of(std::size_t node) { return {1, node + 1}; }
 
   struct Sent {
     std::size_t from = 0;

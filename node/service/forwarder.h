@@ -12,7 +12,7 @@
 #include <weir/crdt/ids.h>
 #include <weir/limits/fallback.h>
 #include <weir/node/engine/engine.h>
-#include <weir/node/service/rights_trails.h>
+#include <weir/node/service/rights_negative_cache.h>
 #include <weir/rpc/check.h>
 
 namespace weir::node {
@@ -42,11 +42,11 @@ class HomeMap {
   std::vector<Region> regions_;
 };
 
-/// What a HomeDesk needs of its node. All calls and callbacks are on the driver's thread; callbacks
-/// may come at once.
-class HomeDriver {
+/// What a Forwarder needs of its node. All calls and callbacks are on the driver's thread;
+/// callbacks may come at once.
+class ForwardDriver {
  public:
-  virtual ~HomeDriver() = default;
+  virtual ~ForwardDriver() = default;
   virtual Nanos wall() = 0;
   /// False: the member would not answer now.
   virtual bool reachable(std::size_t member) = 0;
@@ -62,7 +62,7 @@ class HomeDriver {
   virtual void when_durable(std::function<void(bool)> done) = 0;
 };
 
-struct HomeOptions {
+struct ForwardOptions {
   std::vector<crdt::Member> members;  ///< of the cluster; the first is this node
   std::map<std::string, unsigned> weights;
   Nanos deadline = 500 * kMillisecond;  ///< for a home's answer; for those of all holders together
@@ -78,12 +78,12 @@ struct HomeCounters {
 
 /// Requests that were denied for want of rights of scarce escrow rules.
 struct PassedOnCounters {
-  std::uint64_t requests = 0;  ///< that others were asked to decide
-  std::uint64_t asked = 0;     ///< others, one after the other
-  std::uint64_t admitted = 0;  ///< requests that passed then
-  std::uint64_t failed = 0;    ///< requests of which nobody knows whether they were counted
-  std::uint64_t withheld = 0;  ///< requests that nobody was asked about: RightsTrails
-  std::uint64_t served = 0;    ///< questions of others that were answered here
+  std::uint64_t requests = 0;    ///< that others were asked to decide
+  std::uint64_t asked = 0;       ///< others, one after the other
+  std::uint64_t admitted = 0;    ///< requests that passed then
+  std::uint64_t failed = 0;      ///< requests of which nobody knows whether they were counted
+  std::uint64_t suppressed = 0;  ///< requests that nobody was asked about: RightsNegativeCache
+  std::uint64_t served = 0;      ///< questions of others that were answered here
 };
 
 /// Decides requests that meet rules whose home is elsewhere (docs/home.md), and those that lack
@@ -100,11 +100,11 @@ struct PassedOnCounters {
 /// waited for, for a moment (pump()). If nothing of that lets the request pass, or someone may have
 /// counted it and did not say, it is denied as it was here.
 ///
-/// A forwarded request names the rules it is about (CheckItem::only) and is decided where it
+/// A forwarded request names the rules it is about (CheckItem::rule_filter) and is decided where it
 /// arrives, or refused; never sent on. One thread drives it.
-class HomeDesk {
+class Forwarder {
  public:
-  HomeDesk(Engine& engine, HomeOptions options, HomeDriver& driver);
+  Forwarder(Engine& engine, ForwardOptions options, ForwardDriver& driver);
 
   static constexpr unsigned kMostHolders = 3;
 
@@ -120,10 +120,11 @@ class HomeDesk {
   bool pass_on(const Request& request, const Decision& denied, std::function<void(Reply)> done);
   /// Looks after requests that wait for rights. Every few milliseconds.
   void pump();
-  /// Of a request with `only`, from another member: why this node does not decide it, or empty.
+  /// Of a request with `rule_filter`, from another member: why this node does not decide it, or
+  /// empty.
   Error refuse(const Request& request);
   /// The home of the first rule that is decided elsewhere, and that rule, for messages.
-  std::string elsewhere(const Request& request);
+  std::string remote_home(const Request& request);
 
   const HomeCounters& counters() const { return counters_; }
   const PassedOnCounters& passed_on() const { return passed_on_; }
@@ -140,22 +141,22 @@ class HomeDesk {
     std::uint64_t cost = 0;
     std::uint64_t limit = 0;
     unsigned asked = 0;
-    bool bound = false;    // `member` may have counted the request when it came before
-    bool trailed = false;  // RightsTrails::begin
-    bool used_up = false;  // says who was asked last
+    bool bound = false;     // `member` may have counted the request when it came before
+    bool in_cache = false;  // RightsNegativeCache::begin
+    bool used_up = false;   // says who was asked last
   };
   struct Job;
-  struct Plan {
+  struct Routing {
     std::vector<std::string_view> local;
     std::vector<Remote> remotes;
   };
 
-  Plan plan(const Request& request);
+  Routing route(const Request& request);
   std::shared_ptr<Job> make_job(rpc::CheckItem item, std::function<void(Reply)> done);
-  bool reserve_here(Job& job, std::span<const std::string_view> only, bool noted,
+  bool reserve_here(Job& job, std::span<const std::string_view> rule_filter, bool demand_counted,
                     Decision& decision);
-  bool recall(Job& job, const Request& request, Plan& plan);
-  bool pass_on(Job& job, Plan& plan, std::vector<Remote> rights);
+  bool recall(Job& job, const Request& request, Routing& routing);
+  bool pass_on(Job& job, Routing& routing, std::vector<Remote> rights);
   std::vector<Remote> lacking(const Request& request, const Decision& denied);
   Remote rights_of(std::uint32_t rule, const Request& request);
   std::vector<std::size_t> holders(const Remote& remote);
@@ -174,17 +175,17 @@ class HomeDesk {
 
   Engine& engine_;
   const HomeMap map_;
-  HomeDriver& driver_;
+  ForwardDriver& driver_;
   std::shared_ptr<const RuleSet> rules_;  // what the fallback was made from
   std::unique_ptr<Fallback> fallback_;
   HomeCounters counters_;
   const Nanos deadline_;
-  RightsTrails trails_;
+  RightsNegativeCache negative_cache_;
   AskedMembers asked_;
   PassedOnCounters passed_on_;
   /// Who sent a request again while others are asked about it: is told the same. By id.
   std::map<std::string, std::vector<std::function<void(Reply)>>> same_;
-  std::vector<std::shared_ptr<Job>> waiting_;  // for rights; at most as many as RightsTrails allows
+  std::vector<std::shared_ptr<Job>> waiting_;  // for rights; RightsNegativeCache bounds them
 };
 
 }  // namespace weir::node

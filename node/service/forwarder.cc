@@ -1,4 +1,4 @@
-#include <weir/node/service/home.h>
+#include <weir/node/service/forwarder.h>
 
 #include <fmt/format.h>
 
@@ -88,7 +88,7 @@ std::vector<std::size_t> HomeMap::order(std::uint64_t key) const {
 }
 
 /// One request on its way.
-struct HomeDesk::Job {
+struct Forwarder::Job {
   rpc::CheckItem item;
   std::string id;  // under which the homes know it
   std::vector<Remote> remotes;
@@ -105,15 +105,15 @@ struct HomeDesk::Job {
   std::function<void(Reply)> done;
 };
 
-HomeDesk::HomeDesk(Engine& engine, HomeOptions options, HomeDriver& driver)
+Forwarder::Forwarder(Engine& engine, ForwardOptions options, ForwardDriver& driver)
     : engine_(engine),
       map_(std::move(options.members), options.weights),
       driver_(driver),
       deadline_(options.deadline),
       asked_(options.request_id_ttl) {}
 
-HomeDesk::Plan HomeDesk::plan(const Request& request) {
-  Plan plan;
+Forwarder::Routing Forwarder::route(const Request& request) {
+  Routing routing;
   const std::shared_ptr<const RuleSet> rules = engine_.limiter().rules();
   std::vector<std::uint32_t> matched;
   rules->match(request, matched);
@@ -122,43 +122,44 @@ HomeDesk::Plan HomeDesk::plan(const Request& request) {
     std::vector<std::size_t> order;
     if (rule.enforcement == Enforcement::home) order = map_.order(HomeMap::key_of(rule, request));
     if (order.empty() || order[0] == 0) {
-      plan.local.push_back(rule.name);
+      routing.local.push_back(rule.name);
       continue;
     }
     // A second member of the region does not know what the first counted last.
     if (rule.on_failure == OnFailure::closed) order.resize(1);
-    auto same = std::find_if(plan.remotes.begin(), plan.remotes.end(), [&](const Remote& one) {
-      return one.member == order[0] && one.others.empty() == (order.size() == 1);
-    });
-    if (same == plan.remotes.end()) {
+    auto same =
+        std::find_if(routing.remotes.begin(), routing.remotes.end(), [&](const Remote& one) {
+          return one.member == order[0] && one.others.empty() == (order.size() == 1);
+        });
+    if (same == routing.remotes.end()) {
       Remote remote;
       remote.member = order[0];
       remote.others.assign(order.begin() + 1, order.end());
-      same = plan.remotes.insert(same, std::move(remote));
+      same = routing.remotes.insert(same, std::move(remote));
     }
     same->rules.push_back(rule.name);
   }
-  return plan;
+  return routing;
 }
 
-bool HomeDesk::concerns(const Request& request) {
-  return request.only.empty() && !plan(request).remotes.empty();
+bool Forwarder::concerns(const Request& request) {
+  return request.rule_filter.empty() && !route(request).remotes.empty();
 }
 
-std::string HomeDesk::elsewhere(const Request& request) {
-  Plan found = plan(request);
+std::string Forwarder::remote_home(const Request& request) {
+  Routing found = route(request);
   if (found.remotes.empty()) return {};
   return fmt::format("rule \"{}\" is decided by its home {}", found.remotes[0].rules[0],
                      name_of(map_.members()[found.remotes[0].member]));
 }
 
-Error HomeDesk::refuse(const Request& request) {
+Error Forwarder::refuse(const Request& request) {
   const std::shared_ptr<const RuleSet> rules = engine_.limiter().rules();
   std::vector<std::uint32_t> matched;
   rules->match(request, matched);
   std::string why;
   bool rights = false;
-  for (std::string_view name : request.only) {
+  for (std::string_view name : request.rule_filter) {
     auto found = std::find_if(matched.begin(), matched.end(), [&](std::uint32_t index) {
       return rules->rules()[index].name == name;
     });
@@ -188,15 +189,15 @@ Error HomeDesk::refuse(const Request& request) {
                                               name_of(map_.members()[0]), why)};
 }
 
-bool HomeDesk::knows(const Request& request) {
-  if (!request.only.empty() || request.id.empty() || (asked_.empty() && same_.empty()))
+bool Forwarder::knows(const Request& request) {
+  if (!request.rule_filter.empty() || request.id.empty() || (asked_.empty() && same_.empty()))
     return false;
   const std::string id = home_id(request.domain, request.id);
   return same_.contains(id) || asked_.find(id, driver_.wall()) != nullptr;
 }
 
-std::shared_ptr<HomeDesk::Job> HomeDesk::make_job(rpc::CheckItem item,
-                                                  std::function<void(Reply)> done) {
+std::shared_ptr<Forwarder::Job> Forwarder::make_job(rpc::CheckItem item,
+                                                    std::function<void(Reply)> done) {
   auto job = std::make_shared<Job>();
   job->item = std::move(item);
   job->done = std::move(done);
@@ -206,7 +207,7 @@ std::shared_ptr<HomeDesk::Job> HomeDesk::make_job(rpc::CheckItem item,
   return job;
 }
 
-void HomeDesk::decide(rpc::CheckItem item, std::function<void(Reply)> done) {
+void Forwarder::decide(rpc::CheckItem item, std::function<void(Reply)> done) {
   std::shared_ptr<Job> job = make_job(std::move(item), std::move(done));
   if (auto same = same_.find(job->id); same != same_.end()) {
     if (same->second.size() < kMostTheSame) {
@@ -217,7 +218,7 @@ void HomeDesk::decide(rpc::CheckItem item, std::function<void(Reply)> done) {
     return job->done(std::move(job->reply));
   }
   AsRequest as(job->item);
-  Plan planned = plan(as.request);
+  Routing planned = route(as.request);
   if (!planned.remotes.empty()) ++counters_.forwarded;
   if (recall(*job, as.request, planned)) return job->done(std::move(job->reply));
   job->remotes = std::move(planned.remotes);
@@ -229,13 +230,13 @@ void HomeDesk::decide(rpc::CheckItem item, std::function<void(Reply)> done) {
   ask(std::move(job));
 }
 
-bool HomeDesk::pass_on(const Request& request, const Decision& denied,
-                       std::function<void(Reply)> done) {
-  if (denied.allowed || !request.only.empty()) return false;
+bool Forwarder::pass_on(const Request& request, const Decision& denied,
+                        std::function<void(Reply)> done) {
+  if (denied.allowed || !request.rule_filter.empty()) return false;
   std::vector<Remote> rights = lacking(request, denied);
   if (rights.empty()) return false;
   std::shared_ptr<Job> job = make_job(item_of(request), std::move(done));
-  Plan planned = plan(request);
+  Routing planned = route(request);
   job->reply = reply_of(denied, *engine_.limiter().rules());
   if (!pass_on(*job, planned, std::move(rights))) return false;
   ask(std::move(job));
@@ -244,13 +245,13 @@ bool HomeDesk::pass_on(const Request& request, const Decision& denied,
 
 /// Takes rules out of `plan.local` that holders of `rights` are to decide, and reserves the rest
 /// again. False: the denial stands, and nothing is held.
-bool HomeDesk::pass_on(Job& job, Plan& plan, std::vector<Remote> rights) {
-  for (const Remote& remote : rights) std::erase(plan.local, remote.rules[0]);
+bool Forwarder::pass_on(Job& job, Routing& routing, std::vector<Remote> rights) {
+  for (const Remote& remote : rights) std::erase(routing.local, remote.rules[0]);
   Reply said = std::move(job.reply);
   job.reply = {};
   job.reply.allowed = true;
   Decision decision;
-  if (!reserve_here(job, plan.local, true, decision)) {
+  if (!reserve_here(job, routing.local, true, decision)) {
     drop(rights);
     return false;
   }
@@ -262,14 +263,14 @@ bool HomeDesk::pass_on(Job& job, Plan& plan, std::vector<Remote> rights) {
 }
 
 /// Has what is decided here held; false if it is denied.
-bool HomeDesk::reserve_here(Job& job, std::span<const std::string_view> only, bool noted,
-                            Decision& decision) {
-  if (only.empty()) return true;
+bool Forwarder::reserve_here(Job& job, std::span<const std::string_view> rule_filter,
+                             bool demand_counted, Decision& decision) {
+  if (rule_filter.empty()) return true;
   AsRequest as(job.item);
-  as.request.only = only;
+  as.request.rule_filter = rule_filter;
   // One ticket a name: what is held later belongs to it.
   if (!job.held.empty()) as.request.id = {};
-  as.request.demand_noted = noted;
+  as.request.demand_counted = demand_counted;
   Ticket ticket = engine_.reserve(as.request, driver_.wall(), kHold, decision);
   Reply reply = reply_of(decision, *engine_.limiter().rules());
   if (!decision.allowed) {
@@ -287,13 +288,14 @@ bool HomeDesk::reserve_here(Job& job, std::span<const std::string_view> only, bo
 
 /// What others are to decide of a request that was denied: nothing if anything but rights is
 /// missing, or there is nobody to ask, or not now.
-std::vector<HomeDesk::Remote> HomeDesk::lacking(const Request& request, const Decision& denied) {
+std::vector<Forwarder::Remote> Forwarder::lacking(const Request& request, const Decision& denied) {
   std::vector<Remote> remotes;
   const std::shared_ptr<const RuleSet> rules = engine_.limiter().rules();
   if (request.hits == 0) return remotes;
   for (const RuleStatus& status : denied.statuses) {
     if (status.allowed || status.shadow) continue;
-    const bool may = status.elsewhere && !status.degraded && status.rule < rules->rules().size() &&
+    const bool may = status.exhausted_locally && !status.degraded &&
+                     status.rule < rules->rules().size() &&
                      engine_.escrow().scarce(rules->rules()[status.rule]);
     if (!may) return {};
   }
@@ -302,9 +304,9 @@ std::vector<HomeDesk::Remote> HomeDesk::lacking(const Request& request, const De
     // Before anything that costs: there may be many like this one.
     Remote remote = rights_of(status.rule, request);
     const Nanos now = driver_.wall();
-    remote.trailed = trails_.begin(remote.cell, remote.cost, remote.limit, now);
-    passed_on_.withheld += !remote.trailed;
-    if (remote.trailed) remote.others = holders(remote);
+    remote.in_cache = negative_cache_.begin(remote.cell, remote.cost, remote.limit, now);
+    passed_on_.suppressed += !remote.in_cache;
+    if (remote.in_cache) remote.others = holders(remote);
     remotes.push_back(std::move(remote));
     if (remotes.back().others.empty()) {
       drop(remotes);
@@ -318,7 +320,7 @@ std::vector<HomeDesk::Remote> HomeDesk::lacking(const Request& request, const De
   return remotes;
 }
 
-HomeDesk::Remote HomeDesk::rights_of(std::uint32_t rule, const Request& request) {
+Forwarder::Remote Forwarder::rights_of(std::uint32_t rule, const Request& request) {
   const std::shared_ptr<const RuleSet> rules = engine_.limiter().rules();
   Remote remote;
   remote.rights = true;
@@ -330,7 +332,7 @@ HomeDesk::Remote HomeDesk::rights_of(std::uint32_t rule, const Request& request)
   return remote;
 }
 
-std::vector<std::size_t> HomeDesk::holders(const Remote& remote) {
+std::vector<std::size_t> Forwarder::holders(const Remote& remote) {
   std::vector<std::size_t> members;
   const Nanos now = engine_.clock(driver_.wall());
   for (crdt::PeerIndex peer : engine_.escrow().holders(remote.cell, remote.limit, now)) {
@@ -339,20 +341,20 @@ std::vector<std::size_t> HomeDesk::holders(const Remote& remote) {
   return members;
 }
 
-void HomeDesk::drop(std::vector<Remote>& remotes) {
+void Forwarder::drop(std::vector<Remote>& remotes) {
   for (Remote& remote : remotes) {
-    if (remote.trailed) trails_.dropped(remote.cell, remote.cost);
-    remote.trailed = false;
+    if (remote.in_cache) negative_cache_.dropped(remote.cell, remote.cost);
+    remote.in_cache = false;
   }
 }
 
 /// A request that came before, and of which another member was asked: true if it passed then, and
 /// is told the same; else that member is asked again, as it may have counted it.
-bool HomeDesk::recall(Job& job, const Request& request, Plan& plan) {
+bool Forwarder::recall(Job& job, const Request& request, Routing& routing) {
   const AskedMembers::Asked* asked = asked_.find(job.id, driver_.wall());
   if (asked == nullptr) return false;
-  if (asked->told) {
-    job.reply = *asked->told;
+  if (asked->answer) {
+    job.reply = *asked->answer;
     job.reply.repeated = true;
     return true;
   }
@@ -369,14 +371,14 @@ bool HomeDesk::recall(Job& job, const Request& request, Plan& plan) {
     std::erase(remote.others, asked->member);
     remote.member = asked->member;
     remote.bound = true;
-    std::erase(plan.local, std::string_view(rule.name));
-    plan.remotes.push_back(std::move(remote));
+    std::erase(routing.local, std::string_view(rule.name));
+    routing.remotes.push_back(std::move(remote));
     same_[job.id];
   }
   return false;
 }
 
-void HomeDesk::holder_answered(std::shared_ptr<Job> job, const Reply& reply) {
+void Forwarder::holder_answered(std::shared_ptr<Job> job, const Reply& reply) {
   Remote& remote = job->remotes[job->next];
   const bool named = !job->id.empty() && job->next + 1 == job->remotes.size();
   const Nanos now = driver_.wall();
@@ -395,7 +397,7 @@ void HomeDesk::holder_answered(std::shared_ptr<Job> job, const Reply& reply) {
   } else {
     job->uncertain = remote.bound = false;
     const Status* status = reply.decider();
-    remote.used_up = status != nullptr && !status->elsewhere && !status->degraded;
+    remote.used_up = status != nullptr && !status->exhausted_locally && !status->degraded;
   }
   if (named) asked_.forget(job->id);
   if (!remote.others.empty() && remote.asked < kMostHolders && now + deadline_ / 4 < job->until) {
@@ -408,7 +410,7 @@ void HomeDesk::holder_answered(std::shared_ptr<Job> job, const Reply& reply) {
 
 /// This node itself has asked for rights, too: they take about as long as the answers did, and a
 /// commit.
-void HomeDesk::wait_for_rights(std::shared_ptr<Job> job) {
+void Forwarder::wait_for_rights(std::shared_ptr<Job> job) {
   const bool first = job->wait_until == 0;
   const Nanos now = driver_.wall();
   if (first) job->wait_until = std::min(job->until, 2 * now - job->until + deadline_ + kTransfer);
@@ -428,27 +430,27 @@ void HomeDesk::wait_for_rights(std::shared_ptr<Job> job) {
   waiting_.push_back(std::move(job));
 }
 
-void HomeDesk::pump() {
+void Forwarder::pump() {
   for (std::shared_ptr<Job>& job : std::exchange(waiting_, {})) wait_for_rights(std::move(job));
 }
 
-bool HomeDesk::came_meanwhile(Job& job) {
+bool Forwarder::came_meanwhile(Job& job) {
   const Remote& remote = job.remotes[job.next];
-  const std::string_view only[] = {remote.rules[0]};
+  const std::string_view rule_filter[] = {remote.rules[0]};
   Reply so_far = job.reply;
   Decision decision;
-  if (reserve_here(job, only, true, decision)) return true;
+  if (reserve_here(job, rule_filter, true, decision)) return true;
   job.reply = std::move(so_far);
   return false;
 }
 
 /// As it was denied here, or nearly so.
-void HomeDesk::deny(std::shared_ptr<Job> job) {
+void Forwarder::deny(std::shared_ptr<Job> job) {
   Remote& remote = job->remotes[job->next];
   if (!job->denied) {  // it came again, and was not decided here
     AsRequest as(job->item);
-    const std::string_view only[] = {remote.rules[0]};
-    as.request.only = only;
+    const std::string_view rule_filter[] = {remote.rules[0]};
+    as.request.rule_filter = rule_filter;
     as.request.hits = 0;
     as.request.id = {};
     Decision peek;
@@ -456,18 +458,18 @@ void HomeDesk::deny(std::shared_ptr<Job> job) {
     job->denied = reply_of(peek, *engine_.limiter().rules());
     for (Status& status : job->denied->statuses) {
       status.allowed = false;
-      status.elsewhere = true;
+      status.exhausted_locally = true;
       status.retry_after = std::min(status.reset > 0 ? status.reset : kAskAgain, kAskAgain);
     }
   }
-  if (remote.trailed) {
-    remote.trailed = false;
-    trails_.denied(remote.cell, remote.cost, remote.used_up, driver_.wall());
+  if (remote.in_cache) {
+    remote.in_cache = false;
+    negative_cache_.denied(remote.cell, remote.cost, remote.used_up, driver_.wall());
   }
   if (remote.used_up) {
     for (Status& status : job->denied->statuses) {
       if (status.rule != remote.rules[0]) continue;
-      status.elsewhere = false;
+      status.exhausted_locally = false;
       status.retry_after = std::max<Nanos>(remote.cell.epoch.expiry - driver_.wall(), 1);
     }
   }
@@ -477,11 +479,11 @@ void HomeDesk::deny(std::shared_ptr<Job> job) {
 
 // Homes, and whoever is asked like one.
 
-void HomeDesk::ask(std::shared_ptr<Job> job) {
+void Forwarder::ask(std::shared_ptr<Job> job) {
   if (job->next == job->remotes.size()) return conclude(std::move(job), true);
   Remote& remote = job->remotes[job->next];
   rpc::CheckItem item = job->item;
-  item.only = remote.rules;
+  item.rule_filter = remote.rules;
   item.id.clear();
   Nanos patience = deadline_;
   if (remote.rights) {
@@ -505,7 +507,7 @@ void HomeDesk::ask(std::shared_ptr<Job> job) {
                           });
 }
 
-void HomeDesk::answered(std::shared_ptr<Job> job, Reply reply) {
+void Forwarder::answered(std::shared_ptr<Job> job, Reply reply) {
   Remote& remote = job->remotes[job->next];
   const bool passed = reply.error.empty() && reply.allowed;
   if (remote.rights && !passed) return holder_answered(std::move(job), reply);
@@ -530,9 +532,9 @@ void HomeDesk::answered(std::shared_ptr<Job> job, Reply reply) {
   job->reply.repeated |= reply.repeated && !job->again && !remote.bound;
   for (Status& status : reply.statuses) job->reply.statuses.push_back(std::move(status));
   if (!reply.allowed) return conclude(std::move(job), false);
-  if (remote.trailed) {
-    remote.trailed = false;
-    trails_.passed(remote.cell, remote.cost);
+  if (remote.in_cache) {
+    remote.in_cache = false;
+    negative_cache_.passed(remote.cell, remote.cost);
   }
   ++job->next;
   job->again = job->uncertain = false;
@@ -540,7 +542,7 @@ void HomeDesk::answered(std::shared_ptr<Job> job, Reply reply) {
 }
 
 /// A home did not answer: on_failure of its rules decides.
-void HomeDesk::unanswered(std::shared_ptr<Job> job, const Error& error) {
+void Forwarder::unanswered(std::shared_ptr<Job> job, const Error& error) {
   ++counters_.degraded;
   const Remote& remote = job->remotes[job->next];
   std::shared_ptr<const RuleSet> rules = engine_.limiter().rules();
@@ -551,8 +553,8 @@ void HomeDesk::unanswered(std::shared_ptr<Job> job, const Error& error) {
     fallback_ = std::make_unique<Fallback>(rules_, options);
   }
   AsRequest as(job->item);
-  std::vector<std::string_view> only(remote.rules.begin(), remote.rules.end());
-  as.request.only = only;
+  std::vector<std::string_view> rule_filter(remote.rules.begin(), remote.rules.end());
+  as.request.rule_filter = rule_filter;
   as.request.id = {};
   Fallback::Answer answer = fallback_->decide(as.request, driver_.wall());
   if (answer.closed) {
@@ -573,7 +575,7 @@ void HomeDesk::unanswered(std::shared_ptr<Job> job, const Error& error) {
 }
 
 /// Settles what is held: in full if the request passes, else with nothing, as if it had not come.
-void HomeDesk::conclude(std::shared_ptr<Job> job, bool allowed) {
+void Forwarder::conclude(std::shared_ptr<Job> job, bool allowed) {
   const std::uint64_t hits = allowed ? job->item.hits : 0;
   job->reply.allowed = allowed;
   for (Ticket ticket : job->held) {
@@ -604,7 +606,7 @@ void HomeDesk::conclude(std::shared_ptr<Job> job, bool allowed) {
   one_less();
 }
 
-void HomeDesk::tell(const std::shared_ptr<Job>& job) {
+void Forwarder::tell(const std::shared_ptr<Job>& job) {
   if (job->reply.error.empty()) merge(job->reply);
   if (!job->wants_commit || !job->reply.allowed) return finish(job);
   driver_.when_durable([this, job](bool durable) {
@@ -626,7 +628,7 @@ void HomeDesk::tell(const std::shared_ptr<Job>& job) {
   });
 }
 
-void HomeDesk::finish(const std::shared_ptr<Job>& job) {
+void Forwarder::finish(const std::shared_ptr<Job>& job) {
   const bool passed = job->reply.error.empty() && job->reply.allowed;
   auto rights = std::find_if(job->remotes.rbegin(), job->remotes.rend(),
                              [](const Remote& remote) { return remote.rights; });
@@ -640,13 +642,13 @@ void HomeDesk::finish(const std::shared_ptr<Job>& job) {
     Reply again = job->reply;
     again.repeated |= passed;
     const auto waiting = same_.extract(same);
-    for (const auto& told : waiting.mapped()) told(again);
+    for (const auto& done : waiting.mapped()) done(again);
   }
   job->done(std::move(job->reply));
 }
 
 /// Puts statuses in the order of rules, and finds the one that decides (Decision::deciding).
-void HomeDesk::merge(Reply& reply) const {
+void Forwarder::merge(Reply& reply) const {
   const std::shared_ptr<const RuleSet> set = engine_.limiter().rules();
   const std::vector<Rule>& rules = set->rules();
   auto place = [&](const Status& status) {
