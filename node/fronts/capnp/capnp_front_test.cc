@@ -517,9 +517,11 @@ TEST_F(HostileTest, CallsThatTakeNoRoomAreNotDecidedAllAtOnce) {
     ASSERT_TRUE(front.start("127.0.0.1:0", Sharing::alone, error)) << error;
     net::RawSocket socket(net::local(front.port()));
     ASSERT_TRUE(socket.send(calls_of_nothing(200, requests)));
-    EXPECT_TRUE(eventually([&] { return front.counters().calls == 200; }));
-    EXPECT_TRUE(eventually([&] { return sized.all == 200 * requests || socket.ended(); }));
-    EXPECT_GT(sized.all, requests > 0 ? 100u : 0u);
+    // Lists of nothing read as more than their messages may hold: then the connection ends.
+    EXPECT_TRUE(eventually([&] {
+      return socket.ended() || (front.counters().calls == 200 && sized.all == 200 * requests);
+    }));
+    EXPECT_EQ(sized.all > 0, requests > 0);
     EXPECT_LE(sized.most, 256u + 1024u);
   }
 }
