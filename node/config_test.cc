@@ -207,7 +207,8 @@ http: {reset: minutes, max_connections: 0, max_body: 64KB}
           "list",
           "node.yaml:4:1: nodes: unknown field; expected one of cluster, region, node, listen, "
           "weight, peers, rules, storage, sync_interval, anti_entropy_interval, commit_interval, "
-          "max_commit_wait, max_skew, threads, max_series, populate, max_request_ids, request_id_ttl, "
+          "max_commit_wait, max_skew, threads, max_series, populate, max_request_ids, "
+          "request_id_ttl, "
           "max_tickets, log, http, home",
           "node.yaml:5:16: listen.http: expected a literal address and a port, such as "
           "127.0.0.1:7400 or [::1]:7400, got 'localhost:7402'",

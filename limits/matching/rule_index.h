@@ -33,8 +33,9 @@ class RuleIndex {
   explicit RuleIndex(const std::vector<Rule>& rules);
 
   /// Appends to `out`, in ascending order, the index of each rule whose domain is the request's and
-  /// for which Rule::matches is true; of several descriptors only the first counts. Work space is kept per thread, so nothing is allocated once a
-  /// thread has matched a request this long and `out` has room.
+  /// for which Rule::matches is true; of several descriptors only the first counts. Work space is
+  /// kept per thread, so nothing is allocated once a thread has matched a request this long and
+  /// `out` has room.
   void match(const Request& request, std::vector<std::uint32_t>& out) const;
 
   /// Bytes held, without the rules.

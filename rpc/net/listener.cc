@@ -134,8 +134,7 @@ void Listener::accept_some() {
     kj::AutoCloseFd fd(raw);
     keep_alive(raw);
     // Called by libuv: nothing may be thrown through it.
-    auto failed =
-        kj::runCatchingExceptions([&] { on_socket_(kj::mv(fd), from_sockaddr(from)); });
+    auto failed = kj::runCatchingExceptions([&] { on_socket_(kj::mv(fd), from_sockaddr(from)); });
     KJ_IF_MAYBE (e, failed) {
       ++counters_.failures;
       KJ_LOG(ERROR, "an accepted connection could not be set up", *e);
