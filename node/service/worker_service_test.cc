@@ -653,6 +653,8 @@ TEST_F(WorkerServiceTest, AReplyNamesTheRulesThatDecidedIt) {
             good &= status.rule[0] == replies[0].statuses[0].rule[0];
             good &= status.limit == base + static_cast<std::uint64_t>(status.rule[1] - '1');
           }
+          // A thread that stood still while more rules were loaded than are kept says so.
+          good |= replies[0].error.kind == ErrorKind::unknown;
           wrong += good ? 0 : 1;
           ++told;
         });
