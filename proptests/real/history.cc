@@ -188,8 +188,8 @@ class Checker {
         if (holds(group, event)) begun += operation.hits;
         continue;
       }
-      check_upper(group, operation);
-      if (event.run != Runs::kNone) {
+      if (exact(operation)) check_upper(group, operation);
+      if (event.run != Runs::kNone && exact(operation)) {
         told = std::max(told, static_cast<std::int64_t>(operation.used - begun));
       }
       if (!holds(group, event)) continue;
@@ -206,6 +206,12 @@ class Checker {
     floors_[group] += ended;
   }
 
+  /// What it says is used is neither behind other threads' adds nor ahead by what they hold.
+  bool exact(const Operation& operation) const {
+    return !options_.adds_may_lag || operation.kind == Kind::read ||
+           operation.result == Result::denied;
+  }
+
   void check_lower(const Group& group, const Event& event, std::int64_t floor,
                    std::uint64_t acknowledged) {
     const Operation& operation = *event.operation;
@@ -217,7 +223,7 @@ class Checker {
     std::uint64_t low = static_cast<std::uint64_t>(std::max<std::int64_t>(0, floor));
     std::uint64_t bound = std::max(acknowledged, low) + operation.hits;
     std::uint64_t& missing = missing_[{operation.node, group}];
-    if (operation.used + missing >= bound) return;
+    if (!exact(operation) || operation.used + missing >= bound) return;
     violation(fmt::format("{} at node {}: {} is below {}: {}", name(group), operation.node + 1,
                           operation.used, bound,
                           operation.used < acknowledged + operation.hits

@@ -108,6 +108,10 @@ struct CheckOptions {
   /// An async add that was answered so much of the node's running time before it was killed is
   /// taken as durable. What is promised is commit_interval and a sync of the disk.
   Nanos async_settled = 5 * kSecond;
+  /// Nodes have several workers: what the answer to an allowed add says is used may leave out what
+  /// others added in the last millisecond, and may count credits that they have not spent
+  /// (docs/architecture.md). Then only reads and denials are held to their word.
+  bool adds_may_lag = false;
 };
 
 /// Judges the counters (quotas: see judge_quota). Every value that a node told, in the answer to a

@@ -90,6 +90,18 @@ TEST(History, OfOneClientIsFine) {
   EXPECT_EQ(verdict.commit.counted, 5u);
 }
 
+TEST(History, OfSeveralWorkersOnlyReadsAreExact) {
+  CheckOptions options;
+  options.adds_may_lag = true;
+  Story story;
+  story.add(10, 20, 0, 3, 90).add(30, 40, 0, 2, 2).read(50, 60, 0, 5).in_the_end(5, 5);
+  EXPECT_TRUE(check(story.history, options).violations.empty());
+  EXPECT_FALSE(check(story.history).violations.empty());
+  Story lost;
+  lost.add(10, 20, 0, 3, 3).read(50, 60, 0, 2).in_the_end(3, 3);
+  EXPECT_FALSE(check(lost.history, options).violations.empty());
+}
+
 TEST(History, ConcurrentCallsMayOrMayNotSeeEachOther) {
   for (std::uint64_t seen : {0u, 3u}) {
     Story story;
