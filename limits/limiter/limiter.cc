@@ -308,7 +308,10 @@ void Limiter::Impl::decide(Items& all, Local& work, Nanos now, Decision& out) {
     }
     if (!lock_all(items, work.locked) || !decide_locked(items, now, out)) continue;
     for (Item& item : items) {
-      if (again && item.made) table.remove_unused(*item.entry, item.id);
+      // One that was made may be gone again: others remove what nobody used.
+      if (again && item.made && item.entry != nullptr) {
+        table.remove_unused(*item.entry, item.id);
+      }
     }
     break;
   }
