@@ -26,7 +26,7 @@ std::unique_ptr<const Program> Limiter::Impl::make_program(std::shared_ptr<const
       program->escrow.emplace(compiled.name,
                               static_cast<std::uint32_t>(program->compiled_rules.size()));
     }
-    program->compiled_rules.push_back(std::move(compiled));
+    program->compiled_rules.push_back(compiled);
   }
   for (auto& stripe : program->counters) {
     stripe = std::make_unique<AtomicCounters[]>(program->compiled_rules.size());
