@@ -261,16 +261,16 @@ void Limiter::Impl::decide_prepared(const Request& request, Items& items, Local&
     bool decided = all.size() == 1 && request.more.empty() ? decide_alone(all[0], work, now, out)
                                                            : decide_few(all, work, now, out);
     if (decided && items.joined()) [[unlikely]]
-      tell_joined(items, work, out);
+      split_joined(items, work, out);
     if (decided) return;
   }
   decide_once(request, items, work, now, out);
 }
 
-void Limiter::Impl::tell_joined(const Items& items, Local& work, Decision& out) {
-  items.tell_joined(out);
+void Limiter::Impl::split_joined(const Items& items, Local& work, Decision& out) {
+  items.split_joined(out);
   for (std::size_t i = 0; i < out.statuses.size(); ++i) {
-    if (items.tells_again(i)) count(out.statuses[i], work);
+    if (items.repeats(i)) work.count(out.statuses[i]);
   }
 }
 
@@ -315,9 +315,9 @@ void Limiter::Impl::decide(Items& all, Local& work, Nanos now, Decision& out) {
     }
     break;
   }
-  if (all.joined()) all.tell_joined(out);
+  if (all.joined()) all.split_joined(out);
   out.version = work.program->version;
-  for (const RuleStatus& status : out.statuses) count_any(status, work);
+  for (const RuleStatus& status : out.statuses) work.count_any(status);
 }
 
 bool Limiter::Impl::decide_alone(const Item& item, Local& work, Nanos now, Decision& out) {
@@ -388,7 +388,7 @@ inline bool Limiter::Impl::decide_alone(const CompiledRule& compiled, const Seri
   out.wants_commit = consumes && compiled.commit;
   out.repeated = false;
   out.version = work.program->version;
-  count(status, work);
+  work.count(status);
   return true;
 }
 
@@ -442,7 +442,7 @@ bool Limiter::Impl::decide_few(std::span<Item> items, Local& work, Nanos now, De
     status->shadow = compiled.shadow;
     status->degraded = status->exhausted_locally = false;
     if (!compiled.shadow && decides(*status, deciding, allowed)) deciding = status;
-    count(*status, work);
+    work.count(*status);
     ++status;
   }
   out.allowed = allowed;

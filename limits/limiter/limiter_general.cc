@@ -4,53 +4,6 @@
 
 namespace weir {
 
-void Items::join_series() {
-  order_.resize(size_);
-  std::iota(order_.begin(), order_.end(), 0u);
-  std::sort(order_.begin(), order_.end(), [&](std::uint32_t a, std::uint32_t b) {
-    return std::pair(items_[a].id, a) < std::pair(items_[b].id, b);
-  });
-  auto same = [&](std::size_t i) { return items_[order_[i - 1]].id == items_[order_[i]].id; };
-  std::size_t i = 1;
-  while (i < size_ && !same(i)) ++i;
-  if (i >= size_) return;
-  for (std::uint32_t each = 0; each < size_; ++each) {
-    told_.push_back({each, items_[each].descriptor, false});
-  }
-  for (; i < size_; ++i) {
-    if (!same(i)) continue;
-    std::uint32_t first = told_[order_[i - 1]].item;
-    told_[order_[i]].item = first;
-    told_[order_[i]].again = true;
-    items_[first].cost = add_saturated(items_[first].cost, items_[order_[i]].cost);
-  }
-  std::uint32_t kept = 0;
-  for (std::uint32_t each = 0; each < size_; ++each) {
-    Told& told = told_[each];
-    if (told.again) {
-      told.item = told_[told.item].item;
-      continue;
-    }
-    if (kept != each) items_[kept] = items_[each];
-    told.item = kept++;
-  }
-  size_ = kept;
-}
-
-void Items::tell_joined(Decision& out) const {
-  out.statuses.resize(told_.size());
-  // From the end on: an item stands nowhere behind its first status.
-  for (std::size_t i = told_.size(); i-- > 0;) {
-    out.statuses[i] = out.statuses[told_[i].item];
-    out.statuses[i].descriptor = told_[i].descriptor;
-  }
-  for (std::size_t i = 0; out.deciding >= 0 && i < told_.size(); ++i) {
-    if (told_[i].item != static_cast<std::uint32_t>(out.deciding)) continue;
-    out.deciding = static_cast<int>(i);
-    break;
-  }
-}
-
 bool Limiter::Impl::lock_all(std::span<Item> items, std::vector<Item*>& locked) {
   if (items.size() == 1) {
     Item& item = items[0];

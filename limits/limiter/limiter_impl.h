@@ -24,6 +24,8 @@
 #include <weir/limits/algorithms/window.h>
 #include <weir/limits/escrow/escrow_bucket.h>
 #include <weir/limits/escrow/escrow_cell.h>
+#include <weir/limits/limiter/items.h>
+#include <weir/limits/limiter/local.h>
 #include <weir/limits/limiter/program.h>
 #include <weir/limits/limiter/published.h>
 #include <weir/limits/limiter/request_ids.h>
@@ -41,8 +43,6 @@ using crdt::CellId;
 
 /// Threads tell each other how far time has come in steps of this.
 inline constexpr Nanos kTimeStep = kMillisecond;
-/// Requests of a batch whose memory is on its way while an earlier one is decided.
-inline constexpr std::size_t kAhead = 8;
 /// Escrow: after this long, rights that were asked for may have come.
 inline constexpr Nanos kAskAgain = 200 * kMillisecond;
 /// Escrow: demand is measured in slices of at most this.
@@ -67,136 +67,6 @@ struct alignas(64) Stripe {
   std::mutex mutex;
   std::vector<std::size_t> dirty;  // entries with something to drain
 };
-
-/// What becomes of a cost that is allowed. `no_ticket`: it should be held, and too many are.
-enum class Mode : std::uint8_t { consume, hold, no_ticket };
-
-/// One matching rule of a request under evaluation. What has no initial value is set by prepare(),
-/// the window only for rules that have one.
-struct Item {
-  const CompiledRule* compiled = nullptr;
-  std::uint32_t rule = 0;
-  Mode mode = Mode::consume;
-  bool made = false;            // the entry, by this request
-  bool no_room = false;         // none could be made
-  bool compact = false;         // evaluated by its small bucket: `owed` is what it owes
-  bool waits = false;           // what it consumed is ahead of what is durable
-  bool demand_counted = false;  // Request::demand_counted
-  std::uint16_t descriptor = 0;
-  SeriesEntry* entry = nullptr;
-  SeriesEntry* first = nullptr;  // where it is looked for first
-  Credit* credit = nullptr;      // where this thread has one, if it has
-  SeriesId id;
-  std::uint64_t cost = 0;
-  Owed owed;
-  WindowShape shape;
-  std::int64_t index = 0;  // of the window, and its start
-  Nanos start = 0;
-
-  void reset() {
-    mode = Mode::consume;
-    made = no_room = compact = waits = false;
-    descriptor = 0;
-    entry = nullptr;
-  }
-};
-
-/// Grows and is used again: setting up an Item costs more than most of what is done with it.
-class Items {
- public:
-  void clear() {
-    size_ = 0;
-    told_.clear();
-  }
-  std::size_t size() const { return size_; }
-  Item& next() {
-    if (size_ == made_) {
-      items_.emplace_back();
-      ++made_;
-    }
-    Item& item = items_[size_++];
-    item.reset();
-    return item;
-  }
-  std::span<Item> all() { return {items_.data(), size_}; }
-
-  /// Of several descriptors: one item decides for all that have its series, on the sum of their
-  /// costs, and the others go.
-  void join_series();
-  bool joined() const { return !told_.empty(); }
-  /// The item that a status of the whole answer is about.
-  const Item& told(std::size_t status) const {
-    return items_[joined() ? told_[status].item : status];
-  }
-  /// From a status for each item to one for each rule of each descriptor.
-  void tell_joined(Decision& out) const;
-  /// Of the whole answer: an earlier status is about the same item.
-  bool tells_again(std::size_t status) const { return told_[status].again; }
-
- private:
-  struct Told {
-    std::uint32_t item = 0;
-    std::uint16_t descriptor = 0;
-    bool again = false;
-  };
-  std::vector<Told> told_;  // by status; none: a status is that of the item in its place
-  std::vector<std::uint32_t> order_;
-  std::vector<Item> items_;
-  std::size_t made_ = 0;  // items_.size(), which divides
-  std::size_t size_ = 0;
-};
-
-/// A thread's own things, so that a decision allocates nothing and shares no line that is written.
-struct Local {
-  const Program* program = nullptr;  // of the current call
-  bool single = true;                // the last request met one rule: the next one may, too
-  std::vector<std::uint32_t> matched;
-  std::array<Items, kAhead> items;  // of a request, and of those of its batch that come next
-  std::vector<Item*> locked;
-  std::vector<LogEntry> log;
-  std::string key;
-  SeriesMemo memo;
-  std::size_t stripe = take_stripe();
-  ~Local() { give_back(stripe); }
-
-  /// No other thread writes to this stripe.
-  bool alone() const { return stripe != kStripes - 1; }
-
- private:
-  static std::mutex& mutex() {
-    static std::mutex instance;
-    return instance;
-  }
-  static std::array<bool, kStripes>& taken() {
-    static std::array<bool, kStripes> instance{};
-    return instance;
-  }
-  static std::size_t take_stripe() {
-    std::lock_guard lock(mutex());
-    std::size_t free = 0;
-    while (free < kStripes - 1 && taken()[free]) ++free;
-    taken()[free] = true;
-    return free;
-  }
-  static void give_back(std::size_t stripe) {
-    std::lock_guard lock(mutex());
-    taken()[stripe] = false;
-  }
-};
-
-inline Local& local() {
-  thread_local Local instance;
-  return instance;
-}
-
-/// `alone`: no other thread adds to it.
-inline void add_one(std::atomic<std::uint64_t>& counter, bool alone) {
-  if (alone) {
-    counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  } else {
-    counter.fetch_add(1, std::memory_order_relaxed);
-  }
-}
 
 // Of series in their small forms.
 /// A log's entries, oldest first; only the newest `most` that are not 0. Valid until the thread's
@@ -267,12 +137,12 @@ struct Limiter::Impl {
   /// What other threads have seen counts once it is a step ahead.
   [[gnu::always_inline]] Nanos clamp(Nanos now, std::size_t stripe) {
     std::atomic<Nanos>& mine = stripes[stripe].newest;
-    Nanos told = newest.load(std::memory_order_relaxed);
-    Nanos seen = std::max(mine.load(std::memory_order_relaxed), told);
+    Nanos shared = newest.load(std::memory_order_relaxed);
+    Nanos seen = std::max(mine.load(std::memory_order_relaxed), shared);
     if (now <= seen) return seen;
     mine.store(now, std::memory_order_relaxed);
-    while (now - told >= kTimeStep &&
-           !newest.compare_exchange_weak(told, now, std::memory_order_relaxed)) {
+    while (now - shared >= kTimeStep &&
+           !newest.compare_exchange_weak(shared, now, std::memory_order_relaxed)) {
     }
     return now;
   }
@@ -490,23 +360,13 @@ struct Limiter::Impl {
   static bool consumed(const Items& items, const Decision& decision) {
     if (!decision.allowed) return false;
     for (std::size_t i = 0; i < decision.statuses.size(); ++i) {
-      if (decision.statuses[i].allowed && items.told(i).cost > 0) return true;
+      if (decision.statuses[i].allowed && items.item_of(i).cost > 0) return true;
     }
     return false;
   }
   void decide(Items& items, Local& work, Nanos now, Decision& out);
 
-  [[gnu::always_inline]] static void count(const RuleStatus& status, Local& work) {
-    AtomicCounters& counter = work.program->counters[work.stripe][status.rule];
-    add_one(status.allowed ? counter.allowed : counter.denied, work.alone());
-  }
-  [[gnu::noinline]] static void tell_joined(const Items& items, Local& work, Decision& out);
-  static void count_any(const RuleStatus& status, Local& work) {
-    count(status, work);
-    AtomicCounters& counter = work.program->counters[work.stripe][status.rule];
-    if (status.degraded) add_one(counter.degraded, work.alone());
-    if (status.exhausted_locally) add_one(counter.exhausted_locally, work.alone());
-  }
+  [[gnu::noinline]] static void split_joined(const Items& items, Local& work, Decision& out);
   [[gnu::noinline]] bool decide_alone(const Item& item, Local& work, Nanos now, Decision& out);
 
   /// What the general way says where one rule matches, and its series is known and small (as it

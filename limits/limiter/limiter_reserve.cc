@@ -28,7 +28,7 @@ Ticket Limiter::Impl::reserve(const Request& request, Items& items, Local& work,
   if (room) out.wants_commit = false;  // when it is settled
   OpenTicket ticket;
   for (std::size_t i = 0; i < out.statuses.size() && out.allowed; ++i) {
-    const Item& item = items.told(i);
+    const Item& item = items.item_of(i);
     const CompiledRule& compiled = *item.compiled;
     RuleStatus& status = out.statuses[i];
     const Request part = request.part(status.descriptor);
@@ -39,7 +39,7 @@ Ticket Limiter::Impl::reserve(const Request& request, Items& items, Local& work,
                               units, status.descriptor});
     } else {
       status.degraded = true;
-      add_one(work.program->counters[work.stripe][item.rule].degraded, work.alone());
+      work.add_one(work.program->counters[work.stripe][item.rule].degraded);
     }
   }
   if (ticket.holds.empty()) {
