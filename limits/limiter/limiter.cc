@@ -6,123 +6,6 @@
 
 namespace weir {
 
-SeriesId Limiter::Impl::identity_of(const Rule& rule) const {
-  return hash_with(internal::KeyedHash(options.hash_key), identity(rule));
-}
-
-std::unique_ptr<const Program> Limiter::Impl::make_program(std::shared_ptr<const RuleSet> rules,
-                                                           std::uint64_t version) {
-  auto program = std::make_unique<Program>();
-  program->version = version;
-  program->rules = std::move(rules);
-  for (const Rule& rule : program->rules->rules()) {
-    SeriesId id = identity_of(rule);
-    program->by_identity.emplace(id, static_cast<std::uint32_t>(program->compiled_rules.size()));
-    CompiledRule compiled = compile(rule, numbers.number_of(id, rule), id);
-    compiled.index = static_cast<std::uint32_t>(program->compiled_rules.size());
-    compiled.commit = compiled.commit && options.replicated;
-    if (compiled.escrow) {
-      compiled.name = hash_with(internal::KeyedHash(options.hash_key), "name of " + identity(rule));
-      program->escrow.emplace(compiled.name,
-                              static_cast<std::uint32_t>(program->compiled_rules.size()));
-    }
-    program->compiled_rules.push_back(compiled);
-  }
-  for (auto& stripe : program->counters) {
-    stripe = std::make_unique<AtomicCounters[]>(program->compiled_rules.size());
-  }
-  if (program->compiled_rules.size() <= kScannedRules)
-    program->prefilters = prefilters_of(program->compiled_rules);
-  versions.push_back(program->rules);
-  if (versions.size() > kVersionsKept) versions.erase(versions.begin());
-  return program;
-}
-
-void Limiter::Impl::reload(std::shared_ptr<const RuleSet> rules) {
-  std::lock_guard lock(reload_mutex);
-  programs.replace(make_program(std::move(rules), programs.current().version + 1));
-  forget_programs();
-  if (numbers.size() < 2 * programs.current().compiled_rules.size() + kManyNumbers) return;
-  std::vector<bool> used = used_numbers();
-  table.visit_all([&](SeriesEntry& entry) {
-    note_number(entry, used);
-    return false;
-  });
-  forget_numbers(used);
-}
-
-void Limiter::Impl::forget_programs() {
-  programs.reclaim([&](const Program& gone) {
-    for (const auto& [id, rule] : gone.by_identity) {
-      RuleCounters& sum = past[id];
-      RuleCounters more = gone.count(rule);
-      sum.allowed += more.allowed;
-      sum.denied += more.denied;
-      sum.degraded += more.degraded;
-      sum.exhausted_locally += more.exhausted_locally;
-    }
-  });
-}
-
-std::vector<bool> Limiter::Impl::used_numbers() const {
-  std::vector<bool> used(numbers.end());
-  programs.for_each([&](const Program& program) {
-    for (const CompiledRule& compiled : program.compiled_rules) used[compiled.number] = true;
-  });
-  return used;
-}
-
-void Limiter::Impl::note_number(const SeriesEntry& entry, std::vector<bool>& used) const {
-  std::uint32_t number = table.rule(entry);
-  if (number != SeriesTable::kNoRule) used[number] = true;
-}
-
-void Limiter::Impl::forget_numbers(const std::vector<bool>& used) {
-  numbers.keep_only(used);
-  std::erase_if(past, [&](const auto& one) { return !numbers.knows(one.first); });
-}
-
-RuleCounters Limiter::Impl::counters(std::uint32_t rule) {
-  std::lock_guard lock(reload_mutex);
-  RuleCounters sum;
-  if (rule >= programs.current().compiled_rules.size()) return sum;
-  SeriesId id = identity_of(*programs.current().compiled_rules[rule].rule);
-  if (auto before = past.find(id); before != past.end()) sum = before->second;
-  programs.for_each([&](const Program& program) {
-    auto found = program.by_identity.find(id);
-    if (found == program.by_identity.end()) return;
-    RuleCounters more = program.count(found->second);
-    sum.allowed += more.allowed;
-    sum.denied += more.denied;
-    sum.degraded += more.degraded;
-    sum.exhausted_locally += more.exhausted_locally;
-  });
-  return sum;
-}
-
-std::shared_ptr<const RuleSet> Limiter::Impl::rules_of(std::uint64_t version) {
-  std::lock_guard lock(reload_mutex);
-  std::uint64_t behind = programs.current().version - version;
-  return behind < versions.size() ? versions[versions.size() - 1 - behind] : nullptr;
-}
-
-void Limiter::Impl::translate(const Program& program, const RuleSet& told_by, Decision& out) const {
-  out.deciding = -1;
-  out.version = program.version;
-  std::erase_if(out.statuses, [&](RuleStatus& status) {
-    auto found = program.by_identity.find(identity_of(told_by.rules()[status.rule]));
-    if (found == program.by_identity.end()) return true;
-    status.rule = found->second;
-    return false;
-  });
-  std::sort(out.statuses.begin(), out.statuses.end(), [](const RuleStatus& a, const RuleStatus& b) {
-    return std::pair(a.descriptor, a.rule) < std::pair(b.descriptor, b.rule);
-  });
-  for (std::size_t i = 0; i < out.statuses.size(); ++i) {
-    if (!out.statuses[i].shadow) pick_decider(out, static_cast<int>(i));
-  }
-}
-
 SeriesId Limiter::Impl::series_of(const CompiledRule& compiled, const Request& request,
                                   std::string& key) const {
   const std::vector<std::string>& names = compiled.rule->key;
@@ -210,7 +93,7 @@ inline void Limiter::Impl::add(const CompiledRule& compiled, const SeriesId& kno
 
 void Limiter::Impl::check(const Request& request, Nanos given, Decision& out) {
   Local& work = local();
-  work.program = programs.kept(work.stripe);
+  work.program = rules.kept(work.stripe);
   bool plain = (request.id.size() | request.more.size()) == 0;  // in one branch
   if (work.single && work.program != nullptr && plain) [[likely]] {
     SingleMatch single = single_match(*work.program, request);
@@ -227,7 +110,7 @@ void Limiter::Impl::check(const Request& request, Nanos given, Decision& out) {
 }
 
 void Limiter::Impl::check_any(const Request& request, Local& work, Nanos given, Decision& out) {
-  Programs::Use program = use(work);
+  RulesInForce::Use program = use(work);
   work.program = &*program;
   Nanos now = clamp(given, work.stripe);
   Items& items = work.items[0];
@@ -276,7 +159,7 @@ void Limiter::Impl::split_joined(const Items& items, Local& work, Decision& out)
 
 void Limiter::Impl::check(std::span<const Request> requests, Nanos given, std::span<Decision> out) {
   Local& work = local();
-  Programs::Use program = use(work);
+  RulesInForce::Use program = use(work);
   work.program = &*program;
   Nanos now = clamp(given, work.stripe);
   for (std::size_t i = 0; i < requests.size() + kAhead; ++i) {
@@ -729,29 +612,26 @@ void Limiter::reload(std::shared_ptr<const RuleSet> rules) {
 }
 
 std::shared_ptr<const RuleSet> Limiter::rules() const {
-  std::lock_guard lock(impl_->reload_mutex);
-  return impl_->programs.current().rules;
+  return impl_->rules.rules();
 }
 
 std::shared_ptr<const RuleSet> Limiter::rules(std::uint64_t version) const {
-  return impl_->rules_of(version);
+  return impl_->rules.rules(version);
 }
 
 crdt::SeriesId Limiter::series_of(std::uint32_t rule, const Request& request) const {
-  Impl::Programs::Use program = impl_->use(local());
+  RulesInForce::Use program = impl_->use(local());
   std::string key;
   if (rule >= program->compiled_rules.size()) return {};
   return impl_->series_of(program->compiled_rules[rule], request, key);
 }
 
 crdt::SeriesId Limiter::rule_identity(std::uint32_t rule) const {
-  std::lock_guard lock(impl_->reload_mutex);
-  const std::vector<CompiledRule>& compiled_rules = impl_->programs.current().compiled_rules;
-  return rule < compiled_rules.size() ? impl_->identity_of(*compiled_rules[rule].rule) : SeriesId{};
+  return impl_->rules.identity(rule);
 }
 
 RuleCounters Limiter::counters(std::uint32_t rule) const {
-  return impl_->counters(rule);
+  return impl_->rules.counters(rule);
 }
 
 std::size_t Limiter::series_count() const {
@@ -759,7 +639,7 @@ std::size_t Limiter::series_count() const {
 }
 
 std::uint64_t Limiter::used(std::uint32_t index, const Request& request, Nanos now) {
-  Impl::Programs::Use program = impl_->use(local());
+  RulesInForce::Use program = impl_->use(local());
   if (index >= program->compiled_rules.size()) return 0;
   const CompiledRule& compiled = program->compiled_rules[index];
   std::string key;

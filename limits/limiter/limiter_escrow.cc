@@ -139,15 +139,14 @@ void Limiter::Impl::look_ahead(Nanos now, Nanos lead) {
     }
   }
   if (ending.empty()) return;
-  Programs::Use program = use(local());
+  RulesInForce::Use program = use(local());
   for (const auto& [id, name] : ending) {
-    auto rule = program->escrow.find(name);
-    if (rule == program->escrow.end()) continue;
-    const CompiledRule& compiled = program->compiled_rules[rule->second];
-    if (compiled.bucket_cell) {
-      look_ahead_in_bucket(compiled, id, now);
+    const CompiledRule* compiled = program->find_escrow(name);
+    if (compiled == nullptr) continue;
+    if (compiled->bucket_cell) {
+      look_ahead_in_bucket(*compiled, id, now);
     } else {
-      look_ahead(compiled, id, now);
+      look_ahead(*compiled, id, now);
     }
   }
 }
@@ -174,10 +173,10 @@ void Limiter::Impl::look_ahead(const CompiledRule& compiled, const CellId& id, N
 std::uint64_t Limiter::Impl::give_rights(const SeriesId& name, const CellId& id,
                                          const crdt::Incarnation& to, std::uint64_t wanted,
                                          Nanos now, bool all) {
-  Programs::Use program = use(local());
-  auto rule = program->escrow.find(name);
-  if (rule == program->escrow.end() || stopped || id.epoch.expiry <= now) return 0;
-  const CompiledRule& compiled = program->compiled_rules[rule->second];
+  RulesInForce::Use program = use(local());
+  const CompiledRule* rule = program->find_escrow(name);
+  if (rule == nullptr || stopped || id.epoch.expiry <= now) return 0;
+  const CompiledRule& compiled = *rule;
   if (compiled.bucket_cell) return lend_rights(compiled, id, to, wanted, now);
   // A window that this rule has, and no other.
   WindowShape shape = window_shape(*compiled.rule, id.series);
@@ -206,19 +205,17 @@ std::uint64_t Limiter::Impl::give_rights(const SeriesId& name, const CellId& id,
 std::vector<RightsLeft> Limiter::Impl::rights_left(Nanos now, std::size_t max) {
   std::vector<RightsLeft> found;
   auto busier = [](const RightsLeft& a, const RightsLeft& b) { return a.demand > b.demand; };
-  std::lock_guard lock(reload_mutex);  // as sweep()
-  const Program& program = programs.current();
+  RulesInForce::Use program = use(local());
   table.visit_all([&](SeriesEntry& entry) {
     std::uint32_t number = table.rule(entry);
     if (entry.form() != Form::general || number == SeriesTable::kNoRule) return false;
     for (const EscrowCell& cell : entry.series->escrow) {
       if (cell.epoch.start > now || cell.epoch.expiry <= now) continue;
       if (!cell.placed || cell.left(takes_share(cell.epoch)) <= 0) continue;
-      auto rule = program.by_identity.find(numbers.at(number).identity);
-      if (rule == program.by_identity.end()) continue;
-      found.push_back({program.compiled_rules[rule->second].name,
-                       {table.id(entry), cell.epoch},
-                       cell.demand.forecast(cell.slice, now)});
+      const CompiledRule* rule = program->find(rules.number(number).identity);
+      if (rule == nullptr) continue;
+      found.push_back(
+          {rule->name, {table.id(entry), cell.epoch}, cell.demand.forecast(cell.slice, now)});
     }
     if (found.size() >= 2 * max) {  // the rest is as busy at most
       std::nth_element(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(max), found.end(),

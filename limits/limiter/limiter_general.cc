@@ -34,7 +34,6 @@ void Limiter::Impl::unlock_all(std::span<Item> items) {
 
 bool Limiter::Impl::decide_locked(std::span<Item> items, Nanos now, Decision& out) {
   out.allowed = true;
-  out.deciding = -1;
   out.wants_commit = false;
   out.repeated = false;
   out.statuses.resize(items.size());
@@ -94,8 +93,8 @@ bool Limiter::Impl::decide_locked(std::span<Item> items, Nanos now, Decision& ou
       overflow_lasts(period.expiry);
       status.remaining -= item.cost;
     }
-    if (!status.shadow) pick_decider(out, static_cast<int>(i));
   }
+  find_decider(out);
   unlock_all(items);
   return true;
 }
@@ -187,7 +186,7 @@ bool Limiter::Impl::move_out(SeriesEntry& entry, Nanos now) {
   Period period;
   std::uint64_t units = 0;
   if (entry.form() == Form::window) {
-    const Rule& rule = numbers.at(table.rule(entry)).rule;
+    const Rule& rule = rules.number(table.rule(entry)).rule;
     WindowShape shape = window_shape(rule, {});
     units = std::uint64_t{entry.count[0]} + entry.count[1];
     if (shape.previous == 0) {

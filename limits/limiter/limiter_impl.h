@@ -16,7 +16,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_map>
 
 #include <weir/limits/algorithms/bucket.h>
 #include <weir/limits/algorithms/divisor.h>
@@ -27,9 +26,9 @@
 #include <weir/limits/limiter/items.h>
 #include <weir/limits/limiter/local.h>
 #include <weir/limits/limiter/program.h>
-#include <weir/limits/limiter/published.h>
 #include <weir/limits/limiter/request_ids.h>
-#include <weir/limits/limiter/rule_numbers.h>
+#include <weir/limits/limiter/rule_status.h>
+#include <weir/limits/limiter/rules_in_force.h>
 #include <weir/limits/limiter/tickets.h>
 #include <weir/limits/series/keyed_hash.h>
 #include <weir/limits/series/overflow_sketch.h>
@@ -56,11 +55,6 @@ inline constexpr std::uint64_t kCreditShare = 64;
 /// so long after it began.
 inline constexpr Nanos kLentAhead = 2 * kLendingPeriod;
 inline constexpr std::uint64_t kMaxSmall = std::numeric_limits<std::uint32_t>::max();
-/// Rule sets that Limiter::rules(version) still has.
-inline constexpr std::size_t kVersionsKept = 8;
-/// Numbers of rules that are no longer in force, at which a reload looks which of them still
-/// matter.
-inline constexpr std::size_t kManyNumbers = 1024;
 
 struct alignas(64) Stripe {
   std::atomic<Nanos> newest{0};
@@ -79,8 +73,6 @@ crdt::BucketState small_bucket(const SeriesEntry& entry, const BucketShape& shap
 inline constexpr std::uint64_t kSmallTotal = 1;
 
 struct Limiter::Impl {
-  using Programs = Published<const Program, kStripes>;
-
   LimiterOptions options;
   SeriesTable table;
   std::array<Stripe, kStripes> stripes;
@@ -102,37 +94,16 @@ struct Limiter::Impl {
   EscrowNeeds needs;
   std::mutex busy_mutex;            // taken with an entry's lock held
   std::map<CellId, SeriesId> busy;  // windows in which more was asked for than the share; the rule
-  std::mutex reload_mutex;          // taken with no other lock held
-  RuleNumbers numbers;              // changed with reload_mutex
-  std::vector<std::shared_ptr<const RuleSet>> versions;  // the newest is the last
-  std::unordered_map<SeriesId, RuleCounters> past;       // of programs that are gone
-  Programs programs;
+  RulesInForce rules;
 
-  Impl(std::shared_ptr<const RuleSet> rules, LimiterOptions given)
+  Impl(std::shared_ptr<const RuleSet> first, LimiterOptions given)
       : options(given),
         table(given.max_series, given.replicated, given.populate),
         ids(given.hash_key, given.max_request_ids, given.request_id_ttl),
         tickets(given.max_tickets),
-        programs(make_program(std::move(rules), 1)) {}
-  SeriesId identity_of(const Rule& rule) const;
+        rules(std::move(first), given.hash_key, given.replicated) {}
 
-  // The rules in force. With reload_mutex, but for use().
-
-  std::unique_ptr<const Program> make_program(std::shared_ptr<const RuleSet> rules,
-                                              std::uint64_t version);
-
-  Programs::Use use(const Local& work) { return programs.use(work.stripe); }
-  void reload(std::shared_ptr<const RuleSet> rules);
-  void forget_programs();
-  std::vector<bool> used_numbers() const;
-  /// With the entry's lock.
-  void note_number(const SeriesEntry& entry, std::vector<bool>& used) const;
-  void forget_numbers(const std::vector<bool>& used);
-  RuleCounters counters(std::uint32_t rule);
-  std::shared_ptr<const RuleSet> rules_of(std::uint64_t version);
-
-  /// What was told under other rules, in terms of those in force: of rules that are still there.
-  void translate(const Program& program, const RuleSet& told_by, Decision& out) const;
+  RulesInForce::Use use(const Local& work) { return rules.use(work.stripe); }
 
   /// What other threads have seen counts once it is a step ahead.
   [[gnu::always_inline]] Nanos clamp(Nanos now, std::size_t stripe) {
@@ -229,7 +200,7 @@ struct Limiter::Impl {
 
   /// Of Form::bucket: the bucket that its debt was counted by.
   const BucketShape& counted_by(const SeriesEntry& entry) const {
-    return numbers.at(static_cast<std::uint32_t>(entry.word[1])).bucket;
+    return rules.number(static_cast<std::uint32_t>(entry.word[1])).bucket;
   }
   Verdict evaluate(const CompiledRule& compiled, const Item& item, std::uint64_t cost, Nanos now);
 
@@ -341,7 +312,7 @@ struct Limiter::Impl {
       if (known != nullptr) {
         out = known->decision;
         out.repeated = true;
-        if (known->rules != program.rules) translate(program, *known->rules, out);
+        if (known->rules != program.rules) rules.translate(program, *known->rules, out);
         answer.ticket = known->ticket;
         return known;
       }
@@ -482,27 +453,10 @@ struct Limiter::Impl {
   /// Descriptors beyond `actual` as reserved.
   Settled settle_ticket(const OpenTicket& ticket, std::span<const std::uint64_t> actual, Nanos now);
 
-  /// Of the rule in force that an entry belongs to. If there is none, of the one that it was last
-  /// used by.
-  CompiledRule compiled_for(const Program& program, const SeriesEntry& entry) const;
-
   /// False if it is too late to count anything.
   bool settle_hold(const CompiledRule& compiled, Item& item, const Hold& hold, Nanos now);
   std::size_t settle_due(Nanos now, std::size_t max);
   void settle_all(Nanos now);
-
-  static void pick_decider(Decision& out, int index) {
-    if (decides(out.statuses[static_cast<std::size_t>(index)], out.decider(), out.allowed)) {
-      out.deciding = index;
-    }
-  }
-  /// Rather than `current`, if there is one: the least that remains, or the longest wait.
-  [[gnu::always_inline]] static bool decides(const RuleStatus& candidate, const RuleStatus* current,
-                                             bool allowed) {
-    if (candidate.allowed != allowed) return false;
-    return current == nullptr || (allowed ? candidate.remaining < current->remaining
-                                          : candidate.retry_after > current->retry_after);
-  }
 
   // The replica's side.
 
@@ -618,6 +572,8 @@ struct Limiter::Impl {
   /// Durability reserve of a merged rule.
   static void keep_reserve(const CompiledRule& compiled, Item& item, WindowCell& cell);
   std::size_t sweep(Nanos floor);
+
+  void reload(std::shared_ptr<const RuleSet> fresh);
 
   /// With its lock: it may be forgotten.
   bool is_over(SeriesEntry& entry, Nanos floor);

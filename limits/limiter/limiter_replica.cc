@@ -42,7 +42,7 @@ void Limiter::Impl::drain_entry(SeriesEntry& entry, std::vector<crdt::OwnCount>&
   const SeriesId& id = table.id(entry);
   bool urgent = entry.has(SeriesEntry::kUrgent);
   if (entry.form() == Form::window) {
-    WindowShape shape = window_shape(numbers.at(table.rule(entry)).rule, id);
+    WindowShape shape = window_shape(rules.number(table.rule(entry)).rule, id);
     std::int64_t index = shape.index(entry.time);
     if (entry.has(SeriesEntry::kDirtyBefore)) {
       out.push_back({{id, shape.epoch(index - 1)}, 0, entry.count[2], {}, urgent});
@@ -80,7 +80,7 @@ void Limiter::Impl::drain_series(const SeriesId& id, Series& series, bool urgent
 bool Limiter::Impl::absorb(const crdt::Cell& cell, Growth& growth) {
   return with_entry(cell.id.series, true, [&](SeriesEntry& entry) {
     std::uint32_t number = table.rule(entry);
-    if (number != SeriesTable::kNoRule) growth.rule = numbers.at(number).identity;
+    if (number != SeriesTable::kNoRule) growth.rule = rules.number(number).identity;
     std::uint64_t total = cell.total();
     if (cell.id.is_bucket()) {
       absorb_bucket(general(entry, cell.id.series), cell, total, growth);
@@ -97,7 +97,7 @@ bool Limiter::Impl::absorb(const crdt::Cell& cell, Growth& growth) {
 bool Limiter::Impl::absorb_small(SeriesEntry& entry, const CellId& id, std::uint64_t others,
                                  Growth& growth) {
   if (entry.form() != Form::window || others > kMaxSmall) return false;
-  WindowShape shape = window_shape(numbers.at(table.rule(entry)).rule, id.series);
+  WindowShape shape = window_shape(rules.number(table.rule(entry)).rule, id.series);
   std::int64_t index = shape.index(entry.time);
   bool before = id.epoch == shape.epoch(index - 1);
   if (!before && id.epoch != shape.epoch(index)) return false;
@@ -194,18 +194,24 @@ void Limiter::Impl::keep_reserve(const CompiledRule& compiled, Item& item, Windo
 
 std::size_t Limiter::Impl::sweep(Nanos floor) {
   ids.expire(floor);
-  std::lock_guard lock(reload_mutex);
-  forget_programs();
-  // Those of rules that went are looked for in passing.
-  bool look = numbers.size() > programs.current().compiled_rules.size();
-  std::vector<bool> used = look ? used_numbers() : std::vector<bool>();
-  std::size_t gone = table.visit_all([&](SeriesEntry& entry) {
-    if (is_over(entry, floor)) return true;
-    if (look) note_number(entry, used);
-    return false;
+  std::size_t gone = 0;
+  rules.reclaim([&](NumbersInUse* in_use) {
+    gone = table.visit_all([&](SeriesEntry& entry) {
+      if (is_over(entry, floor)) return true;
+      if (in_use != nullptr) in_use->note(table.rule(entry));
+      return false;
+    });
   });
-  if (look) forget_numbers(used);
   return gone;
+}
+
+void Limiter::Impl::reload(std::shared_ptr<const RuleSet> fresh) {
+  rules.reload(std::move(fresh), [&](NumbersInUse* in_use) {
+    table.visit_all([&](const SeriesEntry& entry) {
+      in_use->note(table.rule(entry));
+      return false;
+    });
+  });
 }
 
 bool Limiter::Impl::is_over(SeriesEntry& entry, Nanos floor) {
@@ -215,12 +221,12 @@ bool Limiter::Impl::is_over(SeriesEntry& entry, Nanos floor) {
       return true;
     case Form::window: {
       // Boundaries may be shifted by the series' id; lengths are not.
-      WindowShape shape = window_shape(numbers.at(table.rule(entry)).rule, {});
+      WindowShape shape = window_shape(rules.number(table.rule(entry)).rule, {});
       Nanos lifetime = shape.length(shape.index(entry.time)) * (std::int64_t{shape.previous} + 1);
       return entry.time + lifetime <= floor - kGrace;
     }
     case Form::bucket:
-      return entry.time + numbers.at(table.rule(entry)).fill_time <= floor;
+      return entry.time + rules.number(table.rule(entry)).fill_time <= floor;
     case Form::general:
       break;
   }
@@ -241,7 +247,7 @@ bool Limiter::Impl::is_over(const SeriesEntry& entry, Series& series, Nanos floo
   if (number == SeriesTable::kNoRule || (options.shares != nullptr && !options.replicated)) {
     return false;
   }
-  EscrowBucketShape shape = escrow_bucket_shape(numbers.at(number).rule);
+  EscrowBucketShape shape = escrow_bucket_shape(rules.number(number).rule);
   SeriesId id = options.replicated ? table.id(entry) : SeriesId{};
   EscrowBucket& bucket = *series.escrow_bucket;
   std::uint64_t part = advance(shape, id, &series, bucket, floor);

@@ -8,7 +8,7 @@ namespace weir {
 
 Ticket Limiter::Impl::reserve(const Request& request, Nanos given, Nanos timeout, Decision& out) {
   Local& work = local();
-  Programs::Use program = use(work);
+  RulesInForce::Use program = use(work);
   work.program = &*program;
   Nanos now = clamp(given, work.stripe);
   Items& items = work.items[0];
@@ -78,11 +78,11 @@ Settled Limiter::Impl::settle_ticket(const OpenTicket& ticket,
   Settled out;
   out.known = true;
   out.hits = ticket.hits[0];
-  Programs::Use program = use(local());
+  RulesInForce::Use program = use(local());
   for (const Hold& hold : ticket.holds) {
     // It is there: what holds something is not forgotten.
     with_entry(hold.series, false, [&](SeriesEntry& entry) {
-      CompiledRule compiled = compiled_for(*program, entry);
+      CompiledRule compiled = rules.compiled_for(*program, table.rule(entry));
       Item item;
       item.entry = &entry;
       item.id = hold.series;
@@ -98,14 +98,6 @@ Settled Limiter::Impl::settle_ticket(const OpenTicket& ticket,
     });
   }
   return out;
-}
-
-CompiledRule Limiter::Impl::compiled_for(const Program& program, const SeriesEntry& entry) const {
-  std::uint32_t number = table.rule(entry);
-  const RuleNumbers::Kept& kept = numbers.at(number);
-  auto found = program.by_identity.find(kept.identity);
-  if (found != program.by_identity.end()) return program.compiled_rules[found->second];
-  return compile(kept.rule, number, kept.identity);
 }
 
 bool Limiter::Impl::settle_hold(const CompiledRule& compiled, Item& item, const Hold& hold,

@@ -150,7 +150,7 @@ Series& Limiter::Impl::general(SeriesEntry& entry, const SeriesId& id) {
   if (form == Form::general) return *entry.series;
   auto series = std::make_unique<Series>();
   if (form == Form::window) {
-    WindowShape shape = window_shape(numbers.at(table.rule(entry)).rule, id);
+    WindowShape shape = window_shape(rules.number(table.rule(entry)).rule, id);
     std::int64_t newest_index = shape.index(entry.time);
     auto put = [&](std::int64_t index, const std::uint32_t* counts, std::uint64_t flag) {
       if (counts[0] == 0 && counts[1] == 0) return;

@@ -126,9 +126,18 @@ struct Program {
   std::vector<CompiledRule> compiled_rules;  // by rule
   std::vector<Prefilter> prefilters;         // by rule, or none
   std::unordered_map<SeriesId, std::uint32_t> by_identity;
-  std::unordered_map<SeriesId, std::uint32_t> escrow;                // by CompiledRule::name
+  std::unordered_map<SeriesId, std::uint32_t> by_name;  // escrow rules, by CompiledRule::name
   std::array<std::unique_ptr<AtomicCounters[]>, kStripes> counters;  // by rule
 
+  /// Null if there is none.
+  const CompiledRule* find(const SeriesId& identity) const {
+    auto found = by_identity.find(identity);
+    return found == by_identity.end() ? nullptr : &compiled_rules[found->second];
+  }
+  const CompiledRule* find_escrow(const SeriesId& name) const {
+    auto found = by_name.find(name);
+    return found == by_name.end() ? nullptr : &compiled_rules[found->second];
+  }
   RuleCounters count(std::uint32_t rule) const {
     RuleCounters sum;
     for (const auto& stripe : counters) {

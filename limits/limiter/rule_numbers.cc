@@ -55,10 +55,10 @@ std::uint32_t RuleNumbers::number_of(const crdt::SeriesId& identity, const Rule&
   return known->second;
 }
 
-void RuleNumbers::keep_only(const std::vector<bool>& used) {
+void RuleNumbers::keep_only(const NumbersInUse& in_use) {
   std::erase_if(numbers_, [&](const auto& known) {
     std::uint32_t number = known.second;
-    if (number < used.size() && used[number]) return false;
+    if (in_use.has(number)) return false;
     std::unique_ptr<const Kept> gone(place(number).exchange(nullptr, std::memory_order_acq_rel));
     auto identity = identities_.find(gone->identity);
     if (--identity->second == 0) identities_.erase(identity);

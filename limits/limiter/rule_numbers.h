@@ -14,6 +14,21 @@
 
 namespace weir {
 
+/// Which numbers somebody has.
+class NumbersInUse {
+ public:
+  /// Of those below `end`.
+  explicit NumbersInUse(std::uint32_t end) : noted_(end) {}
+  /// Others are no numbers, as SeriesTable::kNoRule is none.
+  void note(std::uint32_t number) {
+    if (number < noted_.size()) noted_[number] = true;
+  }
+  bool has(std::uint32_t number) const { return number < noted_.size() && noted_[number]; }
+
+ private:
+  std::vector<bool> noted_;
+};
+
 /// Numbers by which the limiter's table remembers how to read an entry, whatever the rules in force
 /// say by now. Not installed.
 ///
@@ -45,8 +60,8 @@ class RuleNumbers {
   std::size_t size() const { return numbers_.size(); }
   /// All numbers are below this.
   std::uint32_t end() const { return end_; }
-  /// Forgets each number for which `used[number]` is false. Nobody may be about to use one.
-  void keep_only(const std::vector<bool>& used);
+  /// Forgets all numbers but these. Nobody may be about to use another one.
+  void keep_only(const NumbersInUse& in_use);
   bool knows(const crdt::SeriesId& identity) const { return identities_.contains(identity); }
 
  private:

@@ -1,0 +1,148 @@
+#include <weir/limits/limiter/rules_in_force.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include <weir/limits/limiter/rule_status.h>
+
+namespace weir {
+namespace {
+
+void add(RuleCounters& sum, const RuleCounters& more) {
+  sum.allowed += more.allowed;
+  sum.denied += more.denied;
+  sum.degraded += more.degraded;
+  sum.exhausted_locally += more.exhausted_locally;
+}
+
+}  // namespace
+
+RulesInForce::RulesInForce(std::shared_ptr<const RuleSet> rules, const HashKey& key,
+                           bool replicated)
+    : hash_(key), replicated_(replicated), programs_(make_program(std::move(rules), 1)) {}
+
+SeriesId RulesInForce::identity_of(const Rule& rule) const {
+  return hash_with(hash_, weir::identity(rule));
+}
+
+std::unique_ptr<const Program> RulesInForce::make_program(std::shared_ptr<const RuleSet> rules,
+                                                          std::uint64_t version) {
+  auto program = std::make_unique<Program>();
+  program->version = version;
+  program->rules = std::move(rules);
+  for (const Rule& rule : program->rules->rules()) {
+    SeriesId id = identity_of(rule);
+    auto index = static_cast<std::uint32_t>(program->compiled_rules.size());
+    CompiledRule compiled = compile(rule, numbers_.number_of(id, rule), id);
+    compiled.index = index;
+    compiled.commit = compiled.commit && replicated_;
+    if (compiled.escrow) {
+      compiled.name = hash_with(hash_, "name of " + weir::identity(rule));
+      program->by_name.emplace(compiled.name, index);
+    }
+    program->by_identity.emplace(id, index);
+    program->compiled_rules.push_back(compiled);
+  }
+  for (auto& stripe : program->counters) {
+    stripe = std::make_unique<AtomicCounters[]>(program->compiled_rules.size());
+  }
+  if (program->compiled_rules.size() <= kScannedRules)
+    program->prefilters = prefilters_of(program->compiled_rules);
+  versions_.push_back(program->rules);
+  if (versions_.size() > kVersionsKept) versions_.erase(versions_.begin());
+  return program;
+}
+
+CompiledRule RulesInForce::compiled_for(const Program& program, std::uint32_t number) const {
+  const RuleNumbers::Kept& kept = numbers_.at(number);
+  const CompiledRule* in_force = program.find(kept.identity);
+  return in_force != nullptr ? *in_force : compile(kept.rule, number, kept.identity);
+}
+
+void RulesInForce::translate(const Program& program, const RuleSet& before, Decision& out) const {
+  out.version = program.version;
+  std::erase_if(out.statuses, [&](RuleStatus& status) {
+    const CompiledRule* now = program.find(identity_of(before.rules()[status.rule]));
+    if (now != nullptr) status.rule = now->index;
+    return now == nullptr;
+  });
+  std::sort(out.statuses.begin(), out.statuses.end(), [](const RuleStatus& a, const RuleStatus& b) {
+    return std::pair(a.descriptor, a.rule) < std::pair(b.descriptor, b.rule);
+  });
+  find_decider(out);
+}
+
+std::shared_ptr<const RuleSet> RulesInForce::rules() const {
+  std::lock_guard lock(mutex_);
+  return programs_.current().rules;
+}
+
+std::shared_ptr<const RuleSet> RulesInForce::rules(std::uint64_t version) const {
+  std::lock_guard lock(mutex_);
+  std::uint64_t behind = programs_.current().version - version;
+  return behind < versions_.size() ? versions_[versions_.size() - 1 - behind] : nullptr;
+}
+
+SeriesId RulesInForce::identity(std::uint32_t rule) const {
+  std::lock_guard lock(mutex_);
+  const std::vector<CompiledRule>& compiled = programs_.current().compiled_rules;
+  return rule < compiled.size() ? identity_of(*compiled[rule].rule) : SeriesId{};
+}
+
+RuleCounters RulesInForce::counters(std::uint32_t rule) const {
+  std::lock_guard lock(mutex_);
+  RuleCounters sum;
+  if (rule >= programs_.current().compiled_rules.size()) return sum;
+  SeriesId id = identity_of(*programs_.current().compiled_rules[rule].rule);
+  if (auto before = past_.find(id); before != past_.end()) sum = before->second;
+  programs_.for_each([&](const Program& program) {
+    const CompiledRule* then = program.find(id);
+    if (then != nullptr) add(sum, program.count(then->index));
+  });
+  return sum;
+}
+
+void RulesInForce::reload(std::shared_ptr<const RuleSet> rules, const VisitSeries& visit) {
+  std::lock_guard lock(mutex_);
+  programs_.replace(make_program(std::move(rules), programs_.current().version + 1));
+  free_programs();
+  if (numbers_.size() < 2 * programs_.current().compiled_rules.size() + kManyNumbers) return;
+  NumbersInUse in_use = numbers_of_programs();
+  visit(&in_use);
+  forget_numbers(in_use);
+}
+
+void RulesInForce::reclaim(const VisitSeries& visit) {
+  std::lock_guard lock(mutex_);
+  free_programs();
+  // Those of rules that went are looked for in passing.
+  if (numbers_.size() <= programs_.current().compiled_rules.size()) {
+    visit(nullptr);
+    return;
+  }
+  NumbersInUse in_use = numbers_of_programs();
+  visit(&in_use);
+  forget_numbers(in_use);
+}
+
+void RulesInForce::free_programs() {
+  programs_.reclaim([&](const Program& gone) {
+    for (const auto& [id, rule] : gone.by_identity) add(past_[id], gone.count(rule));
+  });
+}
+
+NumbersInUse RulesInForce::numbers_of_programs() const {
+  NumbersInUse in_use(numbers_.end());
+  programs_.for_each([&](const Program& program) {
+    for (const CompiledRule& compiled : program.compiled_rules) in_use.note(compiled.number);
+  });
+  return in_use;
+}
+
+void RulesInForce::forget_numbers(const NumbersInUse& in_use) {
+  numbers_.keep_only(in_use);
+  std::erase_if(past_, [&](const auto& one) { return !numbers_.knows(one.first); });
+}
+
+}  // namespace weir
