@@ -8,6 +8,7 @@
 #include <weir/limits/algorithms/window.h>
 #include <weir/limits/decision.h>
 #include <weir/limits/limiter/program.h>
+#include <weir/limits/limiter/small_series.h>
 #include <weir/limits/series/series_table.h>
 
 namespace weir {
@@ -15,16 +16,16 @@ namespace weir {
 /// What becomes of a cost that is allowed. `no_ticket`: it should be held, and too many are.
 enum class Mode : std::uint8_t { consume, hold, no_ticket };
 
-/// One matching rule of a request under evaluation. What has no initial value is set by prepare(),
-/// the window only for rules that have one.
+/// One matching rule of a request under evaluation, and what comes of it. What has no initial value
+/// is set by prepare(), the window only for rules that have one.
 struct Item {
   const CompiledRule* compiled = nullptr;
-  std::uint32_t rule = 0;
   Mode mode = Mode::consume;
   bool made = false;            // the entry, by this request
   bool no_room = false;         // none could be made
   bool compact = false;         // evaluated by its small bucket: `owed` is what it owes
   bool waits = false;           // what it consumed is ahead of what is durable
+  bool degraded = false;        // on_failure says the verdict
   bool demand_counted = false;  // Request::demand_counted
   std::uint16_t descriptor = 0;
   SeriesEntry* entry = nullptr;
@@ -33,13 +34,12 @@ struct Item {
   SeriesId id;
   std::uint64_t cost = 0;
   Owed owed;
-  WindowShape shape;
-  std::int64_t index = 0;  // of the window, and its start
-  Nanos start = 0;
+  WindowAt window;
+  Verdict verdict;
 
   void reset() {
     mode = Mode::consume;
-    made = no_room = compact = waits = false;
+    made = no_room = compact = waits = degraded = false;
     descriptor = 0;
     entry = nullptr;
   }

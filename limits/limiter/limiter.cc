@@ -84,11 +84,10 @@ inline void Limiter::Impl::add(const CompiledRule& compiled, const SeriesId& kno
   item.credit = &table.credit(work.stripe, id);
   if (item.credit->id != id) __builtin_prefetch(item.first, 1);
   item.compiled = &compiled;
-  item.rule = compiled.index;
   item.id = id;
   item.cost = cost_of(compiled, request);
   item.demand_counted = request.demand_counted;
-  if (!compiled.bucket_cell && !compiled.log) find_window(compiled, item, now);
+  if (!compiled.bucket_cell && !compiled.log) item.window = window_at(compiled, id, now);
 }
 
 void Limiter::Impl::check(const Request& request, Nanos given, Decision& out) {
@@ -213,11 +212,9 @@ inline bool Limiter::Impl::decide_alone(const CompiledRule& compiled, const Seri
                                         Credit& credit, Local& work, Nanos now, Decision& out) {
   if (!has_one(out.statuses)) [[unlikely]]
     make_one(out.statuses);
-  RuleStatus& status = *out.statuses.data();
-  status.limit = compiled.limit;
-  bool consumes = true;
+  Verdict verdict;
   if (has_credit(credit, id, cost, *work.program, now) && credit.spend(cost)) {
-    tell_of_credit(credit, now, status);
+    verdict = verdict_by(credit, now);
   } else {
     SeriesEntry* entry = table.find_and_lock(id, first);
     if (entry == nullptr) [[unlikely]]
@@ -226,49 +223,44 @@ inline bool Limiter::Impl::decide_alone(const CompiledRule& compiled, const Seri
       close_ended_credits(*entry, cost, now);
     if (compiled.bucket_cell) {
       Owed owed;
-      if (!assess_bucket_alone(compiled, *entry, cost, now, owed, status)) [[unlikely]]
+      if (!assess_bucket_alone(compiled, *entry, cost, now, owed, verdict)) [[unlikely]]
         return false;
-      consumes = status.allowed && cost > 0;
+      const bool consumes = verdict.allowed && cost > 0;
       if (consumes) [[likely]] {
         consume_compact(compiled, *entry, owed, cost, now);
         if (wants_credit(*entry, work)) [[unlikely]] {
-          open_credit(compiled, id, cost, *entry, credit, work, now, status);
+          open_credit(compiled, id, cost, *entry, credit, work, now, verdict);
         }
       }
       SeriesTable::unlock(*entry, work.stripe);
-      finish(compiled, owed, cost, consumes, status);
+      finish_compact(compiled, owed, cost, consumes, verdict);
     } else {
-      WindowShape shape;
-      std::int64_t index = 0;
-      Nanos start = 0;
-      find_window(compiled, id, now, shape, index, start);
-      if (!assess_window_alone(compiled, *entry, cost, now, shape, start, status)) [[unlikely]] {
+      const WindowAt window = window_at(compiled, id, now);
+      if (!assess_window_alone(compiled, *entry, cost, now, window, verdict)) [[unlikely]] {
         return false;
       }
-      consumes = status.allowed && cost > 0;
+      const bool consumes = verdict.allowed && cost > 0;
       if (consumes) [[likely]] {
-        if (fits_in_window(*entry, cost, start) && !options.replicated) [[likely]] {
+        if (fits_in_window(*entry, cost, window.start) && !options.replicated) [[likely]] {
           entry->count[0] += static_cast<std::uint32_t>(cost);
         } else {
-          consume_window_alone(compiled, id, cost, *entry, credit, now, status);
+          consume_window_alone(compiled, id, cost, *entry, credit, now, verdict);
         }
         if (wants_credit(*entry, work)) [[unlikely]] {
-          open_credit(compiled, id, cost, *entry, credit, work, now, status);
+          open_credit(compiled, id, cost, *entry, credit, work, now, verdict);
         }
       }
       SeriesTable::unlock(*entry, work.stripe);
-      if (consumes) status.reset = reset_of_windows(shape, start, status, now);
+      if (consumes) verdict.reset = reset_of_windows(window, verdict.reset, now);
     }
-    if (consumes) [[likely]]
-      status.remaining -= cost;
+    if (verdict.allowed) [[likely]]
+      verdict.remaining -= cost;
   }
-  status.rule = compiled.index;
-  status.descriptor = 0;
-  status.shadow = compiled.shadow;
-  status.degraded = status.exhausted_locally = false;
-  out.allowed = status.allowed || compiled.shadow;
+  RuleStatus& status = *out.statuses.data();
+  fill(status, compiled, 0, verdict);
+  out.allowed = verdict.allowed || compiled.shadow;
   out.deciding = compiled.shadow ? -1 : 0;
-  out.wants_commit = consumes && compiled.commit;
+  out.wants_commit = verdict.allowed && cost > 0 && compiled.commit;
   out.repeated = false;
   out.version = work.program->version;
   work.count(status);
@@ -278,52 +270,47 @@ inline bool Limiter::Impl::decide_alone(const CompiledRule& compiled, const Seri
 bool Limiter::Impl::decide_few(std::span<Item> items, Local& work, Nanos now, Decision& out) {
   Item* by_credit = nullptr;
   if (!lock_small(items, *work.program, now, by_credit)) return false;
-  if (out.statuses.size() != items.size()) out.statuses.resize(items.size());
-  RuleStatus* const statuses = out.statuses.data();
-  RuleStatus* status = statuses;
   bool allowed = true;
   for (Item& item : items) {
-    status->limit = item.compiled->limit;
     if (&item == by_credit) {
-      tell_of_credit(*item.credit, now, *status);
-    } else if (!assess_small(item, now, *status)) [[unlikely]] {
+      item.verdict = verdict_by(*item.credit, now);
+    } else if (!assess_small(item, now)) [[unlikely]] {
       return leave(items, by_credit);
     }
-    allowed &= status->allowed || item.compiled->shadow;
-    ++status;
+    allowed &= item.verdict.allowed || item.compiled->shadow;
   }
   // With this, if there is a credit, all of it happens.
   if (by_credit != nullptr && allowed && !by_credit->credit->spend(by_credit->cost)) {
     return leave(items, by_credit);
   }
+  if (out.statuses.size() != items.size()) out.statuses.resize(items.size());
+  RuleStatus* const statuses = out.statuses.data();
+  RuleStatus* status = statuses;
   bool wants_commit = false;
   RuleStatus* deciding = nullptr;
-  status = statuses;
   for (Item& item : items) {
     const CompiledRule& compiled = *item.compiled;
-    bool consumes = allowed && status->allowed && item.cost > 0;
+    Verdict verdict = item.verdict;
+    bool consumes = allowed && verdict.allowed && item.cost > 0;
     if (&item != by_credit) {
       if (consumes) {
-        consume_small(compiled, item, now, *status);
+        consume_small(compiled, item, now);
         if (wants_credit(*item.entry, work)) [[unlikely]] {
-          open_credit(compiled, item.id, item.cost, *item.entry, *item.credit, work, now, *status);
+          open_credit(compiled, item.id, item.cost, *item.entry, *item.credit, work, now, verdict);
         }
       }
       SeriesTable::unlock(*item.entry, work.stripe);
       if (compiled.bucket_cell) {
-        finish(compiled, item.owed, item.cost, consumes, *status);
+        finish_compact(compiled, item.owed, item.cost, consumes, verdict);
       } else if (consumes) {
-        status->reset = reset_of_windows(item.shape, item.start, *status, now);
+        verdict.reset = reset_of_windows(item.window, verdict.reset, now);
       }
     }
     if (consumes) {
-      status->remaining -= item.cost;
+      verdict.remaining -= item.cost;
       wants_commit |= compiled.commit;
     }
-    status->rule = item.rule;
-    status->descriptor = item.descriptor;
-    status->shadow = compiled.shadow;
-    status->degraded = status->exhausted_locally = false;
+    fill(*status, compiled, item.descriptor, verdict);
     if (!compiled.shadow && decides(*status, deciding, allowed)) deciding = status;
     work.count(*status);
     ++status;
@@ -371,35 +358,34 @@ bool Limiter::Impl::leave(std::span<Item> items, const Item* by_credit) {
   return false;
 }
 
-inline bool Limiter::Impl::assess_small(Item& item, Nanos now, RuleStatus& status) {
+inline bool Limiter::Impl::assess_small(Item& item, Nanos now) {
   const CompiledRule& compiled = *item.compiled;
   SeriesEntry& entry = *item.entry;
-  auto assess = [&] {
+  if (entry.has(SeriesEntry::kCredits)) [[unlikely]]
+    close_ended_credits(entry, item.cost, now);
+  for (;;) {
+    bool assessed = false;
     if (compiled.bucket_cell) {
-      if (!is_compact(compiled, entry)) return false;
-      item.owed = assess_compact(compiled, entry, item.cost, now, status);
-      return true;
+      assessed = is_compact(compiled, entry);
+      if (assessed) item.owed = assess_compact(compiled, entry, item.cost, now, item.verdict);
+    } else {
+      assessed = entry.form() == Form::window && entry.time <= item.window.start &&
+                 assess_small_windows(compiled, entry, item.cost, now, item.window, item.verdict);
     }
-    return entry.form() == Form::window && entry.time <= item.start &&
-           assess_small_windows(compiled, entry, item.cost, now, item.shape, item.start, status);
-  };
-  if (!entry.has(SeriesEntry::kCredits)) [[likely]]
-    return assess();
-  close_ended_credits(entry, item.cost, now);
-  if (assess() && status.allowed) return true;
-  table.close_credits(entry);
-  return assess();
+    if ((assessed && item.verdict.allowed) || !entry.has(SeriesEntry::kCredits)) [[likely]]
+      return assessed;
+    table.close_credits(entry);
+  }
 }
 
-inline void Limiter::Impl::consume_small(const CompiledRule& compiled, Item& item, Nanos now,
-                                         const RuleStatus& status) {
+inline void Limiter::Impl::consume_small(const CompiledRule& compiled, Item& item, Nanos now) {
   SeriesEntry& entry = *item.entry;
   if (compiled.bucket_cell) {
     consume_compact(compiled, entry, item.owed, item.cost, now);
-  } else if (fits_in_window(entry, item.cost, item.start) && !options.replicated) {
+  } else if (fits_in_window(entry, item.cost, item.window.start) && !options.replicated) {
     entry.count[0] += static_cast<std::uint32_t>(item.cost);
   } else {
-    consume_window(compiled, item, now, status);
+    consume_window(compiled, item, now);
   }
 }
 
@@ -413,35 +399,31 @@ void Limiter::Impl::make_one(std::vector<RuleStatus>& statuses) {
 
 inline bool Limiter::Impl::assess_bucket_alone(const CompiledRule& compiled, SeriesEntry& entry,
                                                std::uint64_t cost, Nanos now, Owed& owed,
-                                               RuleStatus& status) {
-  if (is_compact(compiled, entry)) [[likely]] {
-    owed = assess_compact(compiled, entry, cost, now, status);
-    if (status.allowed || !entry.has(SeriesEntry::kCredits)) [[likely]]
-      return true;
-    table.close_credits(entry);
-    owed = assess_compact(compiled, entry, cost, now, status);
-    return true;
-  }
+                                               Verdict& verdict) {
+  while (is_compact(compiled, entry)) [[likely]] {
+      owed = assess_compact(compiled, entry, cost, now, verdict);
+      if (verdict.allowed || !entry.has(SeriesEntry::kCredits)) [[likely]]
+        return true;
+      table.close_credits(entry);
+    }
   SeriesTable::unlock(entry);
   return false;
 }
 
 inline bool Limiter::Impl::assess_window_alone(const CompiledRule& compiled, SeriesEntry& entry,
                                                std::uint64_t cost, Nanos now,
-                                               const WindowShape& shape, Nanos start,
-                                               RuleStatus& status) {
-  auto assess = [&] {
-    return entry.form() == Form::window && entry.time <= start &&
-           assess_small_windows(compiled, entry, cost, now, shape, start, status);
-  };
-  bool assessed = assess();
-  if ((!assessed || !status.allowed) && entry.has(SeriesEntry::kCredits)) [[unlikely]] {
+                                               const WindowAt& window, Verdict& verdict) {
+  for (;;) {
+    bool assessed = entry.form() == Form::window && entry.time <= window.start &&
+                    assess_small_windows(compiled, entry, cost, now, window, verdict);
+    if (assessed && verdict.allowed) [[likely]]
+      return true;
+    if (!entry.has(SeriesEntry::kCredits)) {
+      if (!assessed) SeriesTable::unlock(entry);
+      return assessed;
+    }
     table.close_credits(entry);
-    assessed = assess();
   }
-  if (!assessed) [[unlikely]]
-    SeriesTable::unlock(entry);
-  return assessed;
 }
 
 inline bool Limiter::Impl::wants_credit(const SeriesEntry& entry, const Local& work) {
@@ -450,32 +432,26 @@ inline bool Limiter::Impl::wants_credit(const SeriesEntry& entry, const Local& w
 
 void Limiter::Impl::consume_window_alone(const CompiledRule& compiled, SeriesId id,
                                          std::uint64_t cost, SeriesEntry& entry, Credit& credit,
-                                         Nanos now, const RuleStatus& status) {
+                                         Nanos now, Verdict before) {
   Item item = item_alone(compiled, id, cost, entry, credit, now);
-  consume_window(compiled, item, now, status);
+  item.verdict = before;
+  consume_window(compiled, item, now);
 }
 
-inline bool Limiter::Impl::fits_in_window(const SeriesEntry& entry, std::uint64_t cost,
-                                          Nanos start) {
-  return entry.time == start && cost <= kMaxSmall - entry.count[0];
-}
-
-void Limiter::Impl::consume_window(const CompiledRule& compiled, Item& item, Nanos now,
-                                   const RuleStatus& status) {
-  if (!fits_in_window(*item.entry, item.cost, item.start)) table.close_credits(*item.entry);
-  consume(compiled, item, now, status);
+void Limiter::Impl::consume_window(const CompiledRule& compiled, Item& item, Nanos now) {
+  if (!fits_in_window(*item.entry, item.cost, item.window.start)) table.close_credits(*item.entry);
+  consume(compiled, item, now);
 }
 
 Item Limiter::Impl::item_alone(const CompiledRule& compiled, const SeriesId& id, std::uint64_t cost,
                                SeriesEntry& entry, Credit& credit, Nanos now) {
   Item item;
   item.compiled = &compiled;
-  item.rule = compiled.index;
   item.entry = &entry;
   item.credit = &credit;
   item.id = id;
   item.cost = cost;
-  if (!compiled.bucket_cell) find_window(compiled, item, now);
+  if (!compiled.bucket_cell) item.window = window_at(compiled, id, now);
   return item;
 }
 
@@ -485,11 +461,12 @@ inline bool Limiter::Impl::has_credit(const Credit& credit, const SeriesId& id, 
          credit.version == program.version && cost > 0 && credit.left() >= cost;
 }
 
-inline void Limiter::Impl::tell_of_credit(const Credit& credit, Nanos now, RuleStatus& status) {
-  status.allowed = true;
-  status.remaining = credit.beyond + credit.left();
-  status.reset = credit.reset_at - now;
-  status.retry_after = status.delay = 0;
+inline Verdict Limiter::Impl::verdict_by(const Credit& credit, Nanos now) {
+  Verdict verdict;
+  verdict.allowed = true;
+  verdict.remaining = credit.beyond + credit.left();
+  verdict.reset = credit.reset_at - now;
+  return verdict;
 }
 
 void Limiter::Impl::close_ended_credits(SeriesEntry& entry, std::uint64_t cost, Nanos now) {
@@ -501,7 +478,7 @@ void Limiter::Impl::close_ended_credits(SeriesEntry& entry, std::uint64_t cost, 
 
 void Limiter::Impl::open_credit(const CompiledRule& compiled, SeriesId id, std::uint64_t cost,
                                 SeriesEntry& entry, Credit& credit, const Local& work, Nanos now,
-                                const RuleStatus& status) {
+                                Verdict before) {
   if (!Credits::is_hot(credit, id)) return;
   if (compiled.bucket.queue || !table.may_have_credits(entry)) return;
   if (entry.form() == Form::general) return;  // which it may have become just now
@@ -519,7 +496,7 @@ void Limiter::Impl::open_credit(const CompiledRule& compiled, SeriesId id, std::
   } else if (credit.left() > 0) {
     return;  // another series'
   }
-  std::uint64_t room = status.remaining - item.cost;
+  std::uint64_t room = before.remaining - item.cost;
   // All credits together stay a small part of what is left.
   block = std::min(std::max(block, 8 * item.cost), room / kCreditShare);
   if (block < 4 * item.cost) return;
@@ -537,14 +514,14 @@ void Limiter::Impl::open_credit(const CompiledRule& compiled, SeriesId id, std::
     credit.reset_at = entry.time + compiled.compact.drain_time(entry.word[0]);
   } else {
     if (block > kMaxSmall - entry.count[0]) return;
-    until = std::min(until, item.start + item.shape.sub - 1);
+    until = std::min(until, item.window.start + item.window.shape.sub - 1);
     std::uint64_t used = compiled.limit - std::min(compiled.limit, room);
     if (options.replicated &&
         crosses_sync_threshold(used, add_saturated(used, block), compiled.limit)) {
       entry.set(SeriesEntry::kUrgent);
     }
     entry.count[0] += static_cast<std::uint32_t>(block);
-    credit.reset_at = now + reset_after(compiled, item, status, now);
+    credit.reset_at = now + reset_after(compiled, item, before.reset, now);
   }
   credit.id = item.id;
   credit.version = work.program->version;

@@ -24,7 +24,7 @@ EscrowCell& Limiter::Impl::place(const CompiledRule& compiled, const SeriesId& i
 
 Verdict Limiter::Impl::evaluate_escrow(const CompiledRule& compiled, const Item& item,
                                        Series* series, std::uint64_t cost, Nanos now) const {
-  crdt::Epoch epoch = item.shape.epoch(item.index);
+  crdt::Epoch epoch = item.window.epoch();
   EscrowCell* cell = series == nullptr ? nullptr : series->find_escrow(epoch);
   EscrowCell unused;
   unused.epoch = epoch;
@@ -63,8 +63,8 @@ void Limiter::Impl::consume_escrow(const CompiledRule& compiled, Item& item, Nan
     if (fresh) count_demand(compiled, item.id, series, item.cost, now);
     return;
   }
-  series.forget_windows(item.start - kGrace);
-  spend(compiled, item, series.escrow_cell(item.shape.epoch(item.index)));
+  series.forget_windows(item.window.start - kGrace);
+  spend(compiled, item, series.escrow_cell(item.window.epoch()));
 }
 
 bool Limiter::Impl::settle_escrow(const CompiledRule& compiled, Item& item, const Hold& hold,
@@ -82,25 +82,25 @@ bool Limiter::Impl::settle_escrow(const CompiledRule& compiled, Item& item, cons
   return true;
 }
 
-void Limiter::Impl::count_demand(const CompiledRule& compiled, const Item& item,
-                                 const RuleStatus& status, Nanos now) {
+void Limiter::Impl::count_demand(const CompiledRule& compiled, const Item& item, Nanos now) {
+  const Verdict& verdict = item.verdict;
   if (item.cost == 0 || item.demand_counted || options.shares == nullptr) return;
   bool known = item.entry != nullptr && item.entry->form() == Form::general;
   if (compiled.bucket_cell) {
     if (known && item.entry->series->escrow_bucket != nullptr) {
       count_demand(compiled, item.id, *item.entry->series, item.cost, now);
-    } else if (status.exhausted_locally) {
+    } else if (verdict.exhausted_locally) {
       // As below. What was allowed is counted once it is consumed.
       needs.note(compiled.name, compiled.limit, {item.id, period_after(item.id, now)}, item.cost,
                  true);
     }
     return;
   }
-  CellId id{item.id, item.shape.epoch(item.index)};
+  CellId id{item.id, item.window.epoch()};
   EscrowCell* cell = known ? item.entry->series->find_escrow(id.epoch) : nullptr;
   if (cell == nullptr) {
     // Nothing was ever spent here, so nothing is known but this.
-    if (status.exhausted_locally) needs.note(compiled.name, compiled.limit, id, item.cost);
+    if (verdict.exhausted_locally) needs.note(compiled.name, compiled.limit, id, item.cost);
     return;
   }
   if (cell->demanded == 0) {
@@ -115,8 +115,8 @@ void Limiter::Impl::count_demand(const CompiledRule& compiled, const Item& item,
     if (busy.size() < EscrowNeeds::kMost) busy.emplace(id, compiled.name);
   }
   std::uint64_t lacking = cell->lacking(now, takes_share(id.epoch));
-  if (status.exhausted_locally) {
-    lacking = std::max(lacking, item.cost - std::min(item.cost, status.remaining));
+  if (verdict.exhausted_locally) {
+    lacking = std::max(lacking, item.cost - std::min(item.cost, verdict.remaining));
   }
   if (lacking > 0) needs.note(compiled.name, compiled.limit, id, std::min(lacking, compiled.limit));
 }

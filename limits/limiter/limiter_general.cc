@@ -34,65 +34,58 @@ void Limiter::Impl::unlock_all(std::span<Item> items) {
 
 bool Limiter::Impl::decide_locked(std::span<Item> items, Nanos now, Decision& out) {
   out.allowed = true;
-  out.wants_commit = false;
-  out.repeated = false;
-  out.statuses.resize(items.size());
   bool missing = false;
   std::unique_lock counting(overflow_mutex, std::defer_lock);
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    Item& item = items[i];
+  for (Item& item : items) {
     const CompiledRule& compiled = *item.compiled;
-    RuleStatus& status = out.statuses[i];
-    status.rule = item.rule;
-    status.descriptor = item.descriptor;
-    status.shadow = compiled.shadow;
-    status.degraded = false;
-    status.exhausted_locally = false;
-    status.limit = compiled.limit;
-    assess(compiled, item, now, status);
+    assess(compiled, item, now);
+    item.degraded = false;
     if (compiled.escrow && stopped.load(std::memory_order_relaxed)) {
-      deny_degraded(status);
-      status.exhausted_locally = false;
+      deny_degraded(item);
     } else if (compiled.escrow) {
-      count_demand(compiled, item, status, now);
+      count_demand(compiled, item, now);
     }
-    if (status.allowed && item.cost > 0 && (item.entry == nullptr || item.mode == Mode::no_ticket))
-        [[unlikely]] {
-      if (item.mode == Mode::no_ticket && compiled.rule->on_failure == OnFailure::closed) {
-        deny_degraded(status);
-      } else if (item.entry != nullptr) {
-        // Counted at once.
-      } else if (item.no_room) {
+    if (item.verdict.allowed && item.cost > 0) {
+      if (item.entry == nullptr && item.no_room) [[unlikely]] {
         if (!counting.owns_lock()) counting.lock();
-        degrade(compiled, item, now, status);
-      } else {
+        degrade(compiled, item, now);
+      } else if (item.mode == Mode::no_ticket && compiled.rule->on_failure == OnFailure::closed)
+          [[unlikely]] {
+        deny_degraded(item);
+      } else if (item.entry == nullptr) {
         missing = true;
       }
     }
-    if (!status.shadow && !status.allowed) out.allowed = false;
+    out.allowed &= item.verdict.allowed || compiled.shadow;
   }
   if (missing && out.allowed) {
     unlock_all(items);
     for (Item& item : items) make(item, now);
     return false;
   }
+  out.wants_commit = false;
+  out.repeated = false;
+  out.statuses.resize(items.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
     Item& item = items[i];
-    RuleStatus& status = out.statuses[i];
     const CompiledRule& compiled = *item.compiled;
-    bool consumes = out.allowed && status.allowed && !status.degraded && item.cost > 0;
-    if (item.compact) finish(compiled, item.owed, item.cost, consumes, status);
-    if (consumes) {
-      consume(compiled, item, now, status);
-      status.remaining -= std::min(status.remaining, item.cost);
+    bool passes = out.allowed && item.verdict.allowed && item.cost > 0;
+    if (passes && item.degraded) {
+      count_in_overflow(compiled, item, now);
+    } else if (passes) {
+      Nanos before = item.verdict.reset;
+      consume(compiled, item, now);
       out.wants_commit |= compiled.commit || item.waits;
-      if (!item.compact) status.reset = reset_after(compiled, item, status, now);
-    } else if (status.degraded && out.allowed && status.allowed) {
-      Period period = period_of(compiled, item, now);
-      overflow.add(table.short_id(item.id), period.number, item.cost, period.expiry, now);
-      overflow_lasts(period.expiry);
-      status.remaining -= item.cost;
+      if (item.compact) {
+        finish_compact(compiled, item.owed, item.cost, true, item.verdict);
+      } else {
+        item.verdict.reset = reset_after(compiled, item, before, now);
+      }
+      // It should have been held, and is counted at once.
+      item.degraded = item.mode == Mode::no_ticket;
     }
+    if (passes) item.verdict.remaining -= std::min(item.verdict.remaining, item.cost);
+    fill(out.statuses[i], compiled, item.descriptor, item.verdict, item.degraded);
   }
   find_decider(out);
   unlock_all(items);
@@ -101,9 +94,10 @@ bool Limiter::Impl::decide_locked(std::span<Item> items, Nanos now, Decision& ou
 
 Limiter::Impl::Period Limiter::Impl::period_of(const CompiledRule& compiled, const Item& item,
                                                Nanos now) {
-  if (!compiled.bucket_cell && !compiled.log && item.shape.previous == 0) {
-    Nanos end = item.start + item.shape.length(item.index);
-    return {item.index, false, end, end};
+  const WindowAt& window = item.window;
+  if (!compiled.bucket_cell && !compiled.log && window.shape.previous == 0) {
+    Nanos end = window.start + window.shape.length(window.index);
+    return {window.index, false, end, end};
   }
   if (compiled.bucket_cell) {
     // In which a full bucket drains; no request passes one without a rate.
@@ -148,15 +142,12 @@ bool Limiter::Impl::begin_with_overflow(const Item& item, Nanos now, SeriesEntry
   if (options.replicated || !(compiled.compact.fits || compiled.small_windows)) return false;
   if (compiled.bucket_cell) {
     std::uint64_t most = mul_saturated(compiled.limit, 1 + std::uint64_t{compiled.bucket.max_debt});
-    entry.set_form(Form::bucket);
-    entry.time = now;
-    entry.word[0] = std::min(used, most) * compiled.compact.unit.value();
-    entry.word[1] = compiled.number;
+    begin_compact(compiled, entry, std::min(used, most), now);
     return true;
   }
   if (used > kMaxSmall) return false;
   entry.set_form(Form::window);
-  entry.time = item.start;
+  entry.time = item.window.start;
   entry.count[1] = static_cast<std::uint32_t>(used);
   return true;
 }
@@ -186,7 +177,7 @@ bool Limiter::Impl::move_out(SeriesEntry& entry, Nanos now) {
   Period period;
   std::uint64_t units = 0;
   if (entry.form() == Form::window) {
-    const Rule& rule = rules.number(table.rule(entry)).rule;
+    const Rule& rule = counted_by(entry).rule;
     WindowShape shape = window_shape(rule, {});
     units = std::uint64_t{entry.count[0]} + entry.count[1];
     if (shape.previous == 0) {
@@ -199,7 +190,7 @@ bool Limiter::Impl::move_out(SeriesEntry& entry, Nanos now) {
       period = period_at(rule.window, now);
     }
   } else if (entry.form() == Form::bucket) {
-    const BucketShape& shape = counted_by(entry);
+    const BucketShape& shape = counted_by(entry).bucket;
     CompactBucket compact = CompactBucket::of(shape);
     units = compact.unit.ceil(compact.debt(entry, now));
     period = period_at(drain_length(shape), now);
@@ -212,23 +203,30 @@ bool Limiter::Impl::move_out(SeriesEntry& entry, Nanos now) {
   return true;
 }
 
-void Limiter::Impl::degrade(const CompiledRule& compiled, const Item& item, Nanos now,
-                            RuleStatus& status) {
-  deny_degraded(status);
+void Limiter::Impl::degrade(const CompiledRule& compiled, Item& item, Nanos now) {
+  deny_degraded(item);
   if (compiled.rule->on_failure == OnFailure::closed) return;
   Period period = period_of(compiled, item, now);
   std::uint64_t used = overflow_used(item, period, now);
-  status.remaining = compiled.limit - std::min(compiled.limit, used);
-  status.reset = used == 0 ? 0 : period.end - now;
-  status.allowed = item.cost <= status.remaining;
-  status.retry_after = status.allowed ? 0 : period.end - now;
+  Verdict& verdict = item.verdict;
+  verdict.remaining = compiled.limit - std::min(compiled.limit, used);
+  verdict.reset = used == 0 ? 0 : period.end - now;
+  verdict.allowed = item.cost <= verdict.remaining;
+  verdict.retry_after = verdict.allowed ? 0 : period.end - now;
 }
 
-void Limiter::Impl::deny_degraded(RuleStatus& status) {
-  status.degraded = true;
-  status.delay = 0;
-  status.allowed = false;
-  status.retry_after = kSecond;
+void Limiter::Impl::count_in_overflow(const CompiledRule& compiled, const Item& item, Nanos now) {
+  Period period = period_of(compiled, item, now);
+  overflow.add(table.short_id(item.id), period.number, item.cost, period.expiry, now);
+  overflow_lasts(period.expiry);
+}
+
+void Limiter::Impl::deny_degraded(Item& item) {
+  item.degraded = true;
+  item.verdict.delay = 0;
+  item.verdict.allowed = false;
+  item.verdict.retry_after = kSecond;
+  item.verdict.exhausted_locally = false;
 }
 
 void Limiter::Impl::make(Item& item, Nanos now) {

@@ -29,6 +29,7 @@
 #include <weir/limits/limiter/request_ids.h>
 #include <weir/limits/limiter/rule_status.h>
 #include <weir/limits/limiter/rules_in_force.h>
+#include <weir/limits/limiter/small_series.h>
 #include <weir/limits/limiter/tickets.h>
 #include <weir/limits/series/keyed_hash.h>
 #include <weir/limits/series/overflow_sketch.h>
@@ -54,7 +55,6 @@ inline constexpr std::uint64_t kCreditShare = 64;
 /// Escrow: an incarnation may have lent this far ahead, so what was lent by those before it is over
 /// so long after it began.
 inline constexpr Nanos kLentAhead = 2 * kLendingPeriod;
-inline constexpr std::uint64_t kMaxSmall = std::numeric_limits<std::uint32_t>::max();
 
 struct alignas(64) Stripe {
   std::atomic<Nanos> newest{0};
@@ -62,15 +62,9 @@ struct alignas(64) Stripe {
   std::vector<std::size_t> dirty;  // entries with something to drain
 };
 
-// Of series in their small forms.
 /// A log's entries, oldest first; only the newest `most` that are not 0. Valid until the thread's
 /// next call.
 std::span<const LogEntry> read_log(const Series* series, std::uint64_t most);
-std::uint64_t small_count(const SeriesEntry& entry, const WindowShape& shape, std::int64_t index);
-/// `shape` is what its debt was counted by.
-crdt::BucketState small_bucket(const SeriesEntry& entry, const BucketShape& shape);
-/// Form::bucket: everything was counted here, so its checkpoint counts all, be it this much.
-inline constexpr std::uint64_t kSmallTotal = 1;
 
 struct Limiter::Impl {
   LimiterOptions options;
@@ -121,86 +115,13 @@ struct Limiter::Impl {
 
   // One entry, with its lock held. Null stands for an unused one.
 
-  /// Without reset and waits where Item::compact comes out true: finish() has these.
-  void assess(const CompiledRule& compiled, Item& item, Nanos now, RuleStatus& status);
+  /// Sets Item::verdict and Item::compact.
+  void assess(const CompiledRule& compiled, Item& item, Nanos now);
 
-  static bool is_compact(const CompiledRule& compiled, const SeriesEntry& entry) {
-    return entry.form() == Form::bucket && entry.word[1] == compiled.number;
-  }
-
-  [[gnu::always_inline]] static Owed assess_compact(const CompiledRule& compiled,
-                                                    const SeriesEntry& entry, std::uint64_t cost,
-                                                    Nanos now, RuleStatus& status) {
-    Owed owed{compiled.compact.debt(entry, now), std::max<Nanos>(entry.time - now, 0)};
-    bool room = owed.debt <= compiled.compact.capacity;
-    std::uint64_t remaining =
-        room ? compiled.compact.unit.floor(compiled.compact.capacity - owed.debt) : 0;
-    status.remaining = remaining;
-    status.allowed = room && cost <= remaining;
-    status.retry_after = status.delay = 0;
-    return owed;
-  }
-
-  /// What evaluate_window says where no window is newer than the current one. False: ask it.
-  [[gnu::always_inline]] static bool assess_small_windows(const CompiledRule& compiled,
-                                                          const SeriesEntry& entry,
-                                                          std::uint64_t cost, Nanos now,
-                                                          const WindowShape& shape, Nanos start,
-                                                          RuleStatus& status) {
-    std::uint64_t newest = std::uint64_t{entry.count[0]} + entry.count[1];
-    std::uint64_t before = std::uint64_t{entry.count[2]} + entry.count[3];
-    if (entry.time < start) {
-      before = entry.time == start - shape.sub ? newest : 0;
-      newest = 0;
-    }
-    if (shape.previous == 0) before = 0;
-    Nanos left = start + shape.sub - now;
-    std::uint64_t used = newest;
-    if (before > 0) {
-      Uint128 weighted = static_cast<Uint128>(before) * static_cast<std::uint64_t>(left);
-      used += weighted >> 64 == 0
-                  ? compiled.sub.ceil(static_cast<std::uint64_t>(weighted))
-                  : static_cast<std::uint64_t>((weighted + compiled.sub.value() - 1) /
-                                               compiled.sub.value());
-    }
-    status.remaining = compiled.limit - std::min(compiled.limit, used);
-    status.allowed = used <= compiled.limit && cost <= status.remaining;
-    // When a weighted window lets this cost pass is for evaluate_window to say.
-    if (!status.allowed && shape.previous > 0) return false;
-    status.reset = newest > 0 ? left + shape.sub * shape.previous : before > 0 ? left : 0;
-    status.delay = 0;
-    status.retry_after = 0;
-    if (status.allowed) return true;
-    status.retry_after = cost > compiled.limit ? kNever : left;
-    return true;
-  }
-
-  /// What assess() left out; a consumed cost is in the debt by now.
-  [[gnu::always_inline]] static void finish(const CompiledRule& compiled, Owed owed,
-                                            std::uint64_t cost, bool consumed, RuleStatus& status) {
-    const CompactBucket& compact = compiled.compact;
-    std::uint64_t debt = owed.debt;
-    bool allowed = consumed || status.allowed;
-    if (compiled.bucket.queue && allowed) [[unlikely]]
-      status.delay = until_drained(compact, owed, debt);
-    if (consumed) debt += cost * compact.unit.value();
-    status.reset = until_drained(compact, owed, debt);
-    if (allowed) [[likely]]
-      return;
-    debt -= compact.capacity - cost * compact.unit.value();
-    status.retry_after = cost > compiled.limit ? kNever : until_drained(compact, owed, debt);
-  }
-
-  [[gnu::always_inline]] static Nanos until_drained(const CompactBucket& compact, Owed owed,
-                                                    std::uint64_t part) {
-    if (part == 0) return 0;
-    Nanos wait = compact.drain_time(part);
-    return wait == kNever ? kNever : wait + owed.ahead;
-  }
-
-  /// Of Form::bucket: the bucket that its debt was counted by.
-  const BucketShape& counted_by(const SeriesEntry& entry) const {
-    return rules.number(static_cast<std::uint32_t>(entry.word[1])).bucket;
+  /// What its count or debt was counted by; of small forms.
+  const RuleNumbers::Kept& counted_by(const SeriesEntry& entry) const {
+    return rules.number(entry.form() == Form::bucket ? static_cast<std::uint32_t>(entry.word[1])
+                                                     : table.rule(entry));
   }
   Verdict evaluate(const CompiledRule& compiled, const Item& item, std::uint64_t cost, Nanos now);
 
@@ -212,35 +133,20 @@ struct Limiter::Impl {
   static Verdict evaluate_fixed(std::uint64_t limit, std::uint64_t used, std::uint64_t cost,
                                 Nanos left);
 
-  /// Once the cost has been consumed. `status` is from before.
-  Nanos reset_after(const CompiledRule& compiled, const Item& item, const RuleStatus& status,
-                    Nanos now);
-
-  [[gnu::always_inline]] static Nanos reset_of_windows(const WindowShape& shape, Nanos start,
-                                                       const RuleStatus& status, Nanos now) {
-    return std::max(status.reset, start + shape.sub * (Nanos{shape.previous} + 1) - now);
-  }
+  /// Verdict::reset once the cost has been consumed. `before` is the same from before.
+  Nanos reset_after(const CompiledRule& compiled, const Item& item, Nanos before, Nanos now);
 
   /// Puts the series beside the table, where everything fits.
   Series& general(SeriesEntry& entry, const SeriesId& id);
-  void consume(const CompiledRule& compiled, Item& item, Nanos now, const RuleStatus& status);
+  /// Item::verdict is from before.
+  void consume(const CompiledRule& compiled, Item& item, Nanos now);
 
   /// The cell in which a cost counts.
   static crdt::Epoch epoch_of(const CompiledRule& compiled, const Item& item, Nanos now) {
     if (compiled.bucket_cell) return crdt::kBucketEpoch;
-    return compiled.log ? log_epoch(compiled.rule->window, now) : item.shape.epoch(item.index);
+    return compiled.log ? log_epoch(compiled.rule->window, now) : item.window.epoch();
   }
 
-  /// Only where nothing is replicated.
-  static void consume_compact(const CompiledRule& compiled, SeriesEntry& entry, Owed owed,
-                              std::uint64_t cost, Nanos now) {
-    entry.word[0] = owed.debt + cost * compiled.compact.unit.value();
-    entry.time = now + owed.ahead;
-  }
-  bool consume_small_window(const CompiledRule& compiled, const Item& item);
-
-  /// The first units of a series.
-  bool begin_small_bucket(const CompiledRule& compiled, const Item& item, Nanos now);
   void consume_bucket_cell(const CompiledRule& compiled, Series& series, std::uint64_t cost,
                            Nanos now);
   void list(SeriesEntry& entry);
@@ -273,22 +179,6 @@ struct Limiter::Impl {
         request.hits);
   }
 
-  [[gnu::always_inline]] static void find_window(const CompiledRule& compiled, Item& item,
-                                                 Nanos now) {
-    find_window(compiled, item.id, now, item.shape, item.index, item.start);
-  }
-  [[gnu::always_inline]] static void find_window(const CompiledRule& compiled, const SeriesId& id,
-                                                 Nanos now, WindowShape& shape, std::int64_t& index,
-                                                 Nanos& start) {
-    shape = compiled.spread ? window_shape(*compiled.rule, id) : compiled.window;
-    if (shape.calendar != nullptr) {
-      index = shape.index(now);
-    } else {
-      auto time = static_cast<std::uint64_t>(now + shape.phase);
-      index = static_cast<std::int64_t>(compiled.sub.floor(time));
-    }
-    start = shape.start(index);
-  }
   void check(const Request& request, Nanos given, Decision& out);
   [[gnu::noinline]] void check_any(const Request& request, Local& work, Nanos given, Decision& out);
 
@@ -358,33 +248,30 @@ struct Limiter::Impl {
   [[gnu::always_inline]] inline bool lock_small(std::span<Item> items, const Program& program,
                                                 Nanos now, Item*& by_credit);
   [[gnu::noinline]] static bool leave(std::span<Item> items, const Item* by_credit);
-  [[gnu::always_inline]] inline bool assess_small(Item& item, Nanos now, RuleStatus& status);
+  [[gnu::always_inline]] inline bool assess_small(Item& item, Nanos now);
   [[gnu::always_inline]] inline void consume_small(const CompiledRule& compiled, Item& item,
-                                                   Nanos now, const RuleStatus& status);
+                                                   Nanos now);
   [[gnu::always_inline]] inline static bool has_one(const std::vector<RuleStatus>& statuses);
   [[gnu::noinline]] static void make_one(std::vector<RuleStatus>& statuses);
 
   /// False: it is no small bucket, and the lock is gone.
   [[gnu::always_inline]] inline bool assess_bucket_alone(const CompiledRule& compiled,
                                                          SeriesEntry& entry, std::uint64_t cost,
-                                                         Nanos now, Owed& owed, RuleStatus& status);
+                                                         Nanos now, Owed& owed, Verdict& verdict);
 
   /// False: they are not small windows of which none is newer than this one, and the lock is gone.
   [[gnu::always_inline]] inline bool assess_window_alone(const CompiledRule& compiled,
                                                          SeriesEntry& entry, std::uint64_t cost,
-                                                         Nanos now, const WindowShape& shape,
-                                                         Nanos start, RuleStatus& status);
+                                                         Nanos now, const WindowAt& window,
+                                                         Verdict& verdict);
   [[gnu::always_inline]] inline static bool wants_credit(const SeriesEntry& entry,
                                                          const Local& work);
-  /// In the newest window, and the entry stays as it is otherwise.
-  [[gnu::always_inline]] inline static bool fits_in_window(const SeriesEntry& entry,
-                                                           std::uint64_t cost, Nanos start);
-  /// What changes more than that must find no credits: their units are in the count as it stands.
-  [[gnu::noinline]] void consume_window(const CompiledRule& compiled, Item& item, Nanos now,
-                                        const RuleStatus& status);
+  /// What changes more than fits_in_window() says must find no credits: their units are in the
+  /// count as it stands.
+  [[gnu::noinline]] void consume_window(const CompiledRule& compiled, Item& item, Nanos now);
   [[gnu::noinline]] void consume_window_alone(const CompiledRule& compiled, SeriesId id,
                                               std::uint64_t cost, SeriesEntry& entry,
-                                              Credit& credit, Nanos now, const RuleStatus& status);
+                                              Credit& credit, Nanos now, Verdict before);
   static Item item_alone(const CompiledRule& compiled, const SeriesId& id, std::uint64_t cost,
                          SeriesEntry& entry, Credit& credit, Nanos now);
 
@@ -393,16 +280,15 @@ struct Limiter::Impl {
   [[gnu::always_inline]] inline static bool has_credit(const Credit& credit, const SeriesId& id,
                                                        std::uint64_t cost, const Program& program,
                                                        Nanos now);
-  [[gnu::always_inline]] inline static void tell_of_credit(const Credit& credit, Nanos now,
-                                                           RuleStatus& status);
+  [[gnu::always_inline]] inline static Verdict verdict_by(const Credit& credit, Nanos now);
 
   /// A peek tells what is left, credits included.
   [[gnu::noinline]] void close_ended_credits(SeriesEntry& entry, std::uint64_t cost, Nanos now);
 
-  /// After the cost was consumed; `status` is from before.
+  /// After the cost was consumed; `before` is from before that.
   [[gnu::noinline]] void open_credit(const CompiledRule& compiled, SeriesId id, std::uint64_t cost,
                                      SeriesEntry& entry, Credit& credit, const Local& work,
-                                     Nanos now, const RuleStatus& status);
+                                     Nanos now, Verdict before);
 
   /// In the order of addresses, so that two requests cannot wait for each other. If an entry has
   /// been removed since it was found, nothing is locked and false returned.
@@ -440,8 +326,9 @@ struct Limiter::Impl {
 
   /// No room for the series: closed rules deny; open ones count in the sketch, which may deny too
   /// early and never too late.
-  void degrade(const CompiledRule& compiled, const Item& item, Nanos now, RuleStatus& status);
-  static void deny_degraded(RuleStatus& status);
+  void degrade(const CompiledRule& compiled, Item& item, Nanos now);
+  void count_in_overflow(const CompiledRule& compiled, const Item& item, Nanos now);
+  static void deny_degraded(Item& item);
   void make(Item& item, Nanos now);
 
   // Reservations.
@@ -512,8 +399,7 @@ struct Limiter::Impl {
 
   /// What was asked for, whatever became of it; and if it leaves too little here, or was too much,
   /// a need for more.
-  void count_demand(const CompiledRule& compiled, const Item& item, const RuleStatus& status,
-                    Nanos now);
+  void count_demand(const CompiledRule& compiled, const Item& item, Nanos now);
 
   /// Towards the end of a window that asked for more than its share: what the next one will lack.
   void look_ahead(Nanos now, Nanos lead);

@@ -219,14 +219,9 @@ bool Limiter::Impl::is_over(SeriesEntry& entry, Nanos floor) {
   switch (entry.form()) {
     case Form::unused:
       return true;
-    case Form::window: {
-      // Boundaries may be shifted by the series' id; lengths are not.
-      WindowShape shape = window_shape(rules.number(table.rule(entry)).rule, {});
-      Nanos lifetime = shape.length(shape.index(entry.time)) * (std::int64_t{shape.previous} + 1);
-      return entry.time + lifetime <= floor - kGrace;
-    }
+    case Form::window:
     case Form::bucket:
-      return entry.time + rules.number(table.rule(entry)).fill_time <= floor;
+      return is_small_over(entry, counted_by(entry), floor);
     case Form::general:
       break;
   }
@@ -270,7 +265,7 @@ std::uint64_t Limiter::Impl::used(const CompiledRule& compiled, const SeriesId& 
     if (compiled.bucket_cell) {
       const BucketShape& shape = compiled.bucket;
       crdt::BucketState state;
-      if (entry.form() == Form::bucket) state = small_bucket(entry, counted_by(entry));
+      if (entry.form() == Form::bucket) state = small_bucket(entry, counted_by(entry).bucket);
       std::uint64_t total = state.checkpoint.counted;
       if (series != nullptr && series->bucket != nullptr) {
         const BucketCell& bucket = *series->bucket;

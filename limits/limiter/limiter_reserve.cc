@@ -27,20 +27,15 @@ Ticket Limiter::Impl::reserve(const Request& request, Items& items, Local& work,
   decide(items, work, now, out);
   if (room) out.wants_commit = false;  // when it is settled
   OpenTicket ticket;
-  for (std::size_t i = 0; i < out.statuses.size() && out.allowed; ++i) {
+  for (std::size_t i = 0; room && out.allowed && i < out.statuses.size(); ++i) {
     const Item& item = items.item_of(i);
     const CompiledRule& compiled = *item.compiled;
-    RuleStatus& status = out.statuses[i];
+    const RuleStatus& status = out.statuses[i];
     const Request part = request.part(status.descriptor);
     const std::uint64_t units = cost_of(compiled, part);
     if (!status.allowed || status.degraded || units == 0) continue;
-    if (room) {
-      ticket.holds.push_back({item.id, epoch_of(compiled, item, now), compiled.rule->cost_of(part),
-                              units, status.descriptor});
-    } else {
-      status.degraded = true;
-      work.add_one(work.program->counters[work.stripe][item.rule].degraded);
-    }
+    ticket.holds.push_back({item.id, epoch_of(compiled, item, now), compiled.rule->cost_of(part),
+                            units, status.descriptor});
   }
   if (ticket.holds.empty()) {
     if (room) tickets.give_room_back();
@@ -89,7 +84,7 @@ Settled Limiter::Impl::settle_ticket(const OpenTicket& ticket,
       item.cost = hold.descriptor < actual.size()
                       ? mul_saturated(hold.per_hit, actual[hold.descriptor])
                       : hold.units;
-      if (!compiled.bucket_cell && !compiled.log) find_window(compiled, item, now);
+      if (!compiled.bucket_cell && !compiled.log) item.window = window_at(compiled, item.id, now);
       table.set_rule(entry, compiled.number);
       bool counted = settle_hold(compiled, item, hold, now);
       out.lapsed |= !counted;

@@ -6,24 +6,6 @@
 
 namespace weir {
 
-namespace {
-
-/// Moves on to the window `index`, the next or a later one. False if undrained units would go.
-bool roll(SeriesEntry& entry, const WindowShape& shape, std::int64_t index) {
-  bool next = index == shape.index(entry.time) + 1;
-  bool dirty = entry.has(SeriesEntry::kDirty);
-  if (entry.has(SeriesEntry::kDirtyBefore) || (dirty && !next)) return false;
-  entry.count[2] = next ? entry.count[0] : 0;
-  entry.count[3] = next ? entry.count[1] : 0;
-  entry.count[0] = entry.count[1] = 0;
-  entry.set(SeriesEntry::kDirtyBefore, dirty);
-  entry.set(SeriesEntry::kDirty, false);
-  entry.time = shape.start(index);
-  return true;
-}
-
-}  // namespace
-
 std::span<const LogEntry> read_log(const Series* series, std::uint64_t most) {
   std::vector<LogEntry>& log = local().log;
   log.clear();
@@ -36,44 +18,20 @@ std::span<const LogEntry> read_log(const Series* series, std::uint64_t most) {
   return log;
 }
 
-std::uint64_t small_count(const SeriesEntry& entry, const WindowShape& shape, std::int64_t index) {
-  std::int64_t newest = shape.index(entry.time);
-  if (index == newest) return std::uint64_t{entry.count[0]} + entry.count[1];
-  if (index == newest - 1) return std::uint64_t{entry.count[2]} + entry.count[3];
-  return 0;
-}
-
-crdt::BucketState small_bucket(const SeriesEntry& entry, const BucketShape& shape) {
-  CompactBucket compact = CompactBucket::of(shape);
-  crdt::BucketState state;
-  state.checkpoint = {kSmallTotal, entry.time,
-                      static_cast<crdt::DebtTicks>(entry.word[0]) * compact.scale};
-  state.touched = entry.time;
-  state.expiry = entry.time + compact.fill_time;
-  return state;
-}
-
-void Limiter::Impl::assess(const CompiledRule& compiled, Item& item, Nanos now,
-                           RuleStatus& status) {
+void Limiter::Impl::assess(const CompiledRule& compiled, Item& item, Nanos now) {
   const SeriesEntry* entry = item.entry;
   item.compact = compiled.compact.fits && entry != nullptr && is_compact(compiled, *entry);
-  if (!item.compact && compiled.plain_windows && entry != nullptr &&
-      entry->form() == Form::window && entry->time <= item.start) {
-    if (assess_small_windows(compiled, *entry, item.cost, now, item.shape, item.start, status)) {
-      return;
-    }
-  }
   if (item.compact) {
-    item.owed = assess_compact(compiled, *item.entry, item.cost, now, status);
+    item.owed = assess_compact(compiled, *entry, item.cost, now, item.verdict);
+    finish_compact(compiled, item.owed, item.cost, false, item.verdict);
     return;
   }
-  Verdict verdict = evaluate(compiled, item, item.cost, now);
-  status.allowed = verdict.allowed;
-  status.remaining = verdict.remaining;
-  status.reset = verdict.reset;
-  status.retry_after = verdict.retry_after;
-  status.delay = verdict.delay;
-  status.exhausted_locally = verdict.exhausted_locally;
+  if (compiled.plain_windows && entry != nullptr && entry->form() == Form::window &&
+      entry->time <= item.window.start &&
+      assess_small_windows(compiled, *entry, item.cost, now, item.window, item.verdict)) {
+    return;
+  }
+  item.verdict = evaluate(compiled, item, item.cost, now);
 }
 
 Verdict Limiter::Impl::evaluate(const CompiledRule& compiled, const Item& item, std::uint64_t cost,
@@ -91,8 +49,8 @@ Verdict Limiter::Impl::evaluate(const CompiledRule& compiled, const Item& item, 
   }
   if (compiled.bucket_cell) {
     if (form == Form::bucket) {
-      return evaluate_bucket(compiled.bucket, small_bucket(*entry, counted_by(*entry)), kSmallTotal,
-                             now, cost);
+      return evaluate_bucket(compiled.bucket, small_bucket(*entry, counted_by(*entry).bucket),
+                             kSmallTotal, now, cost);
     }
     if (series == nullptr || series->bucket == nullptr) {
       return evaluate_bucket(compiled.bucket, {}, 0, now, cost);
@@ -104,8 +62,8 @@ Verdict Limiter::Impl::evaluate(const CompiledRule& compiled, const Item& item, 
     }
     return evaluate_bucket(compiled.bucket, bucket.state, bucket.total(), now, cost);
   }
-  const WindowShape& shape = item.shape;
-  std::int64_t last = item.index;
+  const WindowShape& shape = item.window.shape;
+  std::int64_t last = item.window.index;
   if (form == Form::window) {
     return evaluate_window(shape, compiled.limit, now, cost,
                            std::max(last, shape.index(entry->time)),
@@ -138,42 +96,25 @@ Verdict Limiter::Impl::evaluate_fixed(std::uint64_t limit, std::uint64_t used, s
   return verdict;
 }
 
-Nanos Limiter::Impl::reset_after(const CompiledRule& compiled, const Item& item,
-                                 const RuleStatus& status, Nanos now) {
+Nanos Limiter::Impl::reset_after(const CompiledRule& compiled, const Item& item, Nanos before,
+                                 Nanos now) {
   if (compiled.bucket_cell || compiled.log) return evaluate(compiled, item, 0, now).reset;
-  if (compiled.plain_windows) return reset_of_windows(item.shape, item.start, status, now);
-  return std::max(status.reset, item.shape.epoch(item.index).expiry - now);
+  if (compiled.plain_windows) return reset_of_windows(item.window, before, now);
+  return std::max(before, item.window.epoch().expiry - now);
 }
 
 Series& Limiter::Impl::general(SeriesEntry& entry, const SeriesId& id) {
-  Form form = entry.form();
-  if (form == Form::general) return *entry.series;
-  auto series = std::make_unique<Series>();
-  if (form == Form::window) {
-    WindowShape shape = window_shape(rules.number(table.rule(entry)).rule, id);
-    std::int64_t newest_index = shape.index(entry.time);
-    auto put = [&](std::int64_t index, const std::uint32_t* counts, std::uint64_t flag) {
-      if (counts[0] == 0 && counts[1] == 0) return;
-      series->windows.push_back({shape.epoch(index), counts[0], counts[1], entry.has(flag)});
-    };
-    put(newest_index - 1, entry.count + 2, SeriesEntry::kDirtyBefore);
-    put(newest_index, entry.count, SeriesEntry::kDirty);
-  } else if (form == Form::bucket) {
-    series->bucket = std::make_unique<BucketCell>();
-    BucketCell& bucket = *series->bucket;
-    bucket.birth = bucket.last_birth = static_cast<std::uint64_t>(entry.time);
-    bucket.own = kSmallTotal;
-    bucket.state = small_bucket(entry, counted_by(entry));
-    bucket.made = bucket.state.checkpoint;
-  }
+  if (entry.form() == Form::general) return *entry.series;
+  std::unique_ptr<Series> series = entry.form() == Form::unused
+                                       ? std::make_unique<Series>()
+                                       : to_general(entry, id, counted_by(entry));
   entry.set(SeriesEntry::kDirty | SeriesEntry::kDirtyBefore, false);
   entry.set_form(Form::general);
   entry.series = series.release();
   return *entry.series;
 }
 
-void Limiter::Impl::consume(const CompiledRule& compiled, Item& item, Nanos now,
-                            const RuleStatus& status) {
+void Limiter::Impl::consume(const CompiledRule& compiled, Item& item, Nanos now) {
   SeriesEntry& entry = *item.entry;
   // Small forms were made by a request: they have their rule, and it is on another line.
   bool small = item.compact || entry.form() == Form::window;
@@ -191,55 +132,26 @@ void Limiter::Impl::consume(const CompiledRule& compiled, Item& item, Nanos now,
     return;
   }
   if (compiled.bucket_cell) {
-    if (!begin_small_bucket(compiled, item, now)) {
+    // A replicated bucket's slot has a birth, for which a small one has no room.
+    if (!options.replicated && compiled.compact.fits && entry.form() == Form::unused) {
+      begin_compact(compiled, entry, item.cost, now);
+    } else {
       consume_bucket_cell(compiled, general(entry, item.id), item.cost, now);
     }
-  } else if (!consume_small_window(compiled, item)) {
+  } else if (!consume_small_window(compiled, entry, item.window, item.cost, options.replicated)) {
     Series& series = general(entry, item.id);
     series.forget_windows(now - kGrace);
-    WindowCell& cell = series.window(compiled.log ? log_epoch(compiled.rule->window, now)
-                                                  : item.shape.epoch(item.index));
+    WindowCell& cell =
+        series.window(compiled.log ? log_epoch(compiled.rule->window, now) : item.window.epoch());
     cell.own = add_saturated(cell.own, item.cost);
     cell.dirty = options.replicated;
     if (options.replicated && compiled.reserve > 0) keep_reserve(compiled, item, cell);
   }
   if (!options.replicated) return;
-  std::uint64_t used = status.limit - std::min(status.limit, status.remaining);
-  if (crosses_sync_threshold(used, add_saturated(used, item.cost), status.limit))
+  std::uint64_t used = compiled.limit - std::min(compiled.limit, item.verdict.remaining);
+  if (crosses_sync_threshold(used, add_saturated(used, item.cost), compiled.limit))
     entry.set(SeriesEntry::kUrgent);
   list(entry);
-}
-
-bool Limiter::Impl::consume_small_window(const CompiledRule& compiled, const Item& item) {
-  SeriesEntry& entry = *item.entry;
-  const WindowShape& shape = item.shape;
-  if (!compiled.small_windows || item.cost > kMaxSmall) return false;
-  std::int64_t index = item.index;
-  Nanos start = item.start;
-  if (entry.form() == Form::unused) {
-    entry.set_form(Form::window);
-    entry.time = start;
-  }
-  if (entry.form() != Form::window) return false;
-  if (start > entry.time && !roll(entry, shape, index)) return false;
-  bool before = start < entry.time;
-  if (before && index != shape.index(entry.time) - 1) return false;
-  std::uint32_t& own = entry.count[before ? 2 : 0];
-  if (item.cost > kMaxSmall - own) return false;
-  own += static_cast<std::uint32_t>(item.cost);
-  if (options.replicated) entry.set(before ? SeriesEntry::kDirtyBefore : SeriesEntry::kDirty);
-  return true;
-}
-
-bool Limiter::Impl::begin_small_bucket(const CompiledRule& compiled, const Item& item, Nanos now) {
-  SeriesEntry& entry = *item.entry;
-  // A replicated bucket's slot has a birth, for which there is no room.
-  if (options.replicated || !compiled.compact.fits || entry.form() != Form::unused) return false;
-  entry.set_form(Form::bucket);
-  entry.time = now;
-  entry.word[0] = item.cost * compiled.compact.unit.value();
-  entry.word[1] = compiled.number;
-  return true;
 }
 
 void Limiter::Impl::consume_bucket_cell(const CompiledRule& compiled, Series& series,

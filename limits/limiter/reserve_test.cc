@@ -208,6 +208,19 @@ TEST(Reserve, TooManyOpenTicketsAreAnsweredByTheRulesPolicy) {
   }
 }
 
+TEST(Reserve, WithoutRoomForItsTicketASmallBucketSaysToComeAgainInASecond) {
+  Rule one = rule("r", 10, Algorithm::token_bucket);
+  one.on_failure = OnFailure::closed;
+  LimiterOptions options;
+  options.max_tickets = 0;
+  Under node({one}, options);
+  ASSERT_TRUE(node.check(1));  // a small bucket, by now
+  EXPECT_FALSE(node.reserve(1));
+  EXPECT_FALSE(node.decision.allowed);
+  EXPECT_EQ(node.decision.decider()->retry_after, kSecond);
+  EXPECT_EQ(node.decision.decider()->remaining, 9u);
+}
+
 TEST(Reserve, NothingHeldNoTicket) {
   Under node({rule("r", 10)});
   EXPECT_FALSE(node.reserve(0));

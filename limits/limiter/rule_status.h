@@ -1,14 +1,34 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
+#include <weir/limits/algorithms/window.h>
 #include <weir/limits/decision.h>
+#include <weir/limits/limiter/program.h>
 
 namespace weir {
 
-// Which of several statuses decides.
+/// What `compiled` says of a descriptor's cost. Nothing else fills a status; `verdict` is from
+/// after the cost was consumed, if it was. `degraded`: on_failure said it.
+[[gnu::always_inline]] inline void fill(RuleStatus& status, const CompiledRule& compiled,
+                                        std::uint16_t descriptor, const Verdict& verdict,
+                                        bool degraded = false) {
+  status.rule = compiled.index;
+  status.allowed = verdict.allowed;
+  status.shadow = compiled.shadow;
+  status.degraded = degraded;
+  status.limit = compiled.limit;
+  status.remaining = verdict.remaining;
+  status.reset = verdict.reset;
+  status.retry_after = verdict.retry_after;
+  status.exhausted_locally = verdict.exhausted_locally;
+  status.descriptor = descriptor;
+  status.delay = verdict.delay;
+}
 
-/// `candidate` rather than `current`, if there is one: the least that remains, or the longest wait.
+/// `candidate` decides rather than `current`, if there is one: the least that remains, or the
+/// longest wait.
 [[gnu::always_inline]] inline bool decides(const RuleStatus& candidate, const RuleStatus* current,
                                            bool allowed) {
   if (candidate.allowed != allowed) return false;
