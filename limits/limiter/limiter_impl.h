@@ -25,6 +25,7 @@
 #include <weir/limits/escrow/escrow_cell.h>
 #include <weir/limits/limiter/items.h>
 #include <weir/limits/limiter/local.h>
+#include <weir/limits/limiter/overflow.h>
 #include <weir/limits/limiter/program.h>
 #include <weir/limits/limiter/request_ids.h>
 #include <weir/limits/limiter/rule_status.h>
@@ -32,7 +33,6 @@
 #include <weir/limits/limiter/small_series.h>
 #include <weir/limits/limiter/tickets.h>
 #include <weir/limits/series/keyed_hash.h>
-#include <weir/limits/series/overflow_sketch.h>
 #include <weir/limits/series/series.h>
 #include <weir/limits/series/series_memo.h>
 #include <weir/limits/series/series_table.h>
@@ -72,9 +72,7 @@ struct Limiter::Impl {
   std::array<Stripe, kStripes> stripes;
   std::atomic<Nanos> newest{0};
   std::atomic<std::size_t> next_stripe{0};
-  std::mutex overflow_mutex;  // taken with entries' locks held, never the other way
-  OverflowSketch overflow;
-  std::atomic<Nanos> overflow_over{0};  // when all that it counts is; changed with its mutex held
+  Overflow overflow;
   RequestIds ids;
   Tickets tickets;
   std::atomic<std::uint64_t> timed_out{0};
@@ -298,24 +296,6 @@ struct Limiter::Impl {
   /// Decides and unlocks. False, with nothing decided, if series must be made first.
   bool decide_locked(std::span<Item> items, Nanos now, Decision& out);
 
-  /// What the overflow sketch counts by. Two neighbours cover whatever the algorithm would look at.
-  struct Period {
-    std::int64_t number = 0;
-    bool neighbour = false;  // the one before counts too
-    Nanos end = 0;
-    Nanos expiry = 0;
-  };
-  static Period period_of(const CompiledRule& compiled, const Item& item, Nanos now);
-  static Period period_at(Nanos length, Nanos now);
-  static Nanos drain_length(const BucketShape& bucket);
-
-  /// With overflow_mutex.
-  void overflow_lasts(Nanos expiry);
-  std::uint64_t overflow_used(const Item& item, const Period& period, Nanos now) const;
-
-  /// A series that the sketch counts begins with what it says. False if that does not fit an entry.
-  bool begin_with_overflow(const Item& item, Nanos now, SeriesEntry& entry);
-
   /// Gives the places of series that are over, or else of some that are idle. Not where the replica
   /// must forget a series in step.
   bool make_room(Nanos now);
@@ -326,8 +306,8 @@ struct Limiter::Impl {
 
   /// No room for the series: closed rules deny; open ones count in the sketch, which may deny too
   /// early and never too late.
-  void degrade(const CompiledRule& compiled, Item& item, Nanos now);
-  void count_in_overflow(const CompiledRule& compiled, const Item& item, Nanos now);
+  void degrade(const CompiledRule& compiled, Item& item, Nanos now,
+               std::optional<Overflow::Turn>& turn);
   static void deny_degraded(Item& item);
   void make(Item& item, Nanos now);
 

@@ -62,6 +62,20 @@ bool consume_small_window(const CompiledRule& compiled, SeriesEntry& entry, cons
   return true;
 }
 
+bool begin_small(const CompiledRule& compiled, SeriesEntry& entry, const WindowAt& window,
+                 std::uint64_t used, Nanos now) {
+  if (compiled.compact.fits) {
+    std::uint64_t most = mul_saturated(compiled.limit, 1 + std::uint64_t{compiled.bucket.max_debt});
+    begin_compact(compiled, entry, std::min(used, most), now);
+    return true;
+  }
+  if (!compiled.small_windows || used > kMaxSmall) return false;
+  entry.set_form(Form::window);
+  entry.time = window.start;
+  entry.count[1] = static_cast<std::uint32_t>(used);
+  return true;
+}
+
 std::unique_ptr<Series> to_general(const SeriesEntry& entry, const SeriesId& id,
                                    const RuleNumbers::Kept& kept) {
   auto series = std::make_unique<Series>();

@@ -159,6 +159,11 @@ std::uint64_t small_count(const SeriesEntry& entry, const WindowShape& shape, st
 bool consume_small_window(const CompiledRule& compiled, SeriesEntry& entry, const WindowAt& window,
                           std::uint64_t cost, bool replicated);
 
+/// Gives an entry without a form `used` units of a series that was counted elsewhere until now.
+/// False if no small form can hold them.
+bool begin_small(const CompiledRule& compiled, SeriesEntry& entry, const WindowAt& window,
+                 std::uint64_t used, Nanos now);
+
 /// The same series in its general form. `kept` is what the entry's number stands for.
 std::unique_ptr<Series> to_general(const SeriesEntry& entry, const SeriesId& id,
                                    const RuleNumbers::Kept& kept);
