@@ -40,10 +40,11 @@ bool Limiter::Impl::decide_locked(std::span<Item> items, Nanos now, Decision& ou
     const CompiledRule& compiled = *item.compiled;
     assess(compiled, item, now);
     item.degraded = false;
-    if (compiled.escrow && stopped.load(std::memory_order_relaxed)) {
+    if (compiled.escrow && escrow.stopped()) {
       deny_degraded(item);
-    } else if (compiled.escrow) {
-      count_demand(compiled, item, now);
+    } else if (compiled.escrow && !item.demand_counted) {
+      Series* series = general_form(item.entry);
+      escrow.count_demand(compiled, item.id, item.window, series, item.cost, item.verdict, now);
     }
     if (item.verdict.allowed && item.cost > 0) {
       if (item.entry == nullptr && item.no_room) [[unlikely]] {

@@ -10,7 +10,6 @@
 #include <array>
 #include <atomic>
 #include <limits>
-#include <map>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -21,8 +20,7 @@
 #include <weir/limits/algorithms/divisor.h>
 #include <weir/limits/algorithms/log_window.h>
 #include <weir/limits/algorithms/window.h>
-#include <weir/limits/escrow/escrow_bucket.h>
-#include <weir/limits/escrow/escrow_cell.h>
+#include <weir/limits/limiter/escrow_book.h>
 #include <weir/limits/limiter/items.h>
 #include <weir/limits/limiter/local.h>
 #include <weir/limits/limiter/overflow.h>
@@ -43,18 +41,11 @@ using crdt::CellId;
 
 /// Threads tell each other how far time has come in steps of this.
 inline constexpr Nanos kTimeStep = kMillisecond;
-/// Escrow: after this long, rights that were asked for may have come.
-inline constexpr Nanos kAskAgain = 200 * kMillisecond;
-/// Escrow: demand is measured in slices of at most this.
-inline constexpr Nanos kSlice = 2 * kSecond;
 /// Full table: so many idle series give their places at once, found in at most so many looks.
 inline constexpr std::size_t kMovedAtOnce = 16;
 inline constexpr int kLooks = 4;
 /// A credit takes at most this part of the units that are left.
 inline constexpr std::uint64_t kCreditShare = 64;
-/// Escrow: an incarnation may have lent this far ahead, so what was lent by those before it is over
-/// so long after it began.
-inline constexpr Nanos kLentAhead = 2 * kLendingPeriod;
 
 struct alignas(64) Stripe {
   std::atomic<Nanos> newest{0};
@@ -76,16 +67,7 @@ struct Limiter::Impl {
   RequestIds ids;
   Tickets tickets;
   std::atomic<std::uint64_t> timed_out{0};
-  // EscrowGrantState, read by every thread.
-  std::atomic<bool> open{true};
-  std::atomic<bool> stopped{false};
-  std::atomic<bool> disk{true};
-  std::atomic<Nanos> fence_time{-1};
-  std::atomic<Nanos> gives_ahead{kMaxTime};
-  std::atomic<Nanos> since{-1};
-  EscrowNeeds needs;
-  std::mutex busy_mutex;            // taken with an entry's lock held
-  std::map<CellId, SeriesId> busy;  // windows in which more was asked for than the share; the rule
+  EscrowBook escrow;
   RulesInForce rules;
 
   Impl(std::shared_ptr<const RuleSet> first, LimiterOptions given)
@@ -93,6 +75,7 @@ struct Limiter::Impl {
         table(given.max_series, given.replicated, given.populate),
         ids(given.hash_key, given.max_request_ids, given.request_id_ttl),
         tickets(given.max_tickets),
+        escrow(given),
         rules(std::move(first), given.hash_key, given.replicated) {}
 
   RulesInForce::Use use(const Local& work) { return rules.use(work.stripe); }
@@ -134,6 +117,10 @@ struct Limiter::Impl {
   /// Verdict::reset once the cost has been consumed. `before` is the same from before.
   Nanos reset_after(const CompiledRule& compiled, const Item& item, Nanos before, Nanos now);
 
+  /// Null: it has another form, or there is no entry.
+  static Series* general_form(const SeriesEntry* entry) {
+    return entry != nullptr && entry->form() == Form::general ? entry->series : nullptr;
+  }
   /// Puts the series beside the table, where everything fits.
   Series& general(SeriesEntry& entry, const SeriesId& id);
   /// Item::verdict is from before.
@@ -361,80 +348,17 @@ struct Limiter::Impl {
     return cell.own > 0;
   }
 
-  // Escrow rules: every member spends rights of its own. EscrowCell has the arithmetic.
+  // Rights of escrow rules, of series that are in their general form.
 
-  bool takes_share(const crdt::Epoch& epoch) const;
-
-  /// A limit that changes does so for later windows.
-  EscrowCell& place(const CompiledRule& compiled, const SeriesId& id, EscrowCell& cell) const;
-  Verdict evaluate_escrow(const CompiledRule& compiled, const Item& item, Series* series,
-                          std::uint64_t cost, Nanos now) const;
-
-  /// Spends, whatever is left: the caller has decided.
-  void spend(const CompiledRule& compiled, Item& item, EscrowCell& cell);
-  void consume_escrow(const CompiledRule& compiled, Item& item, Nanos now);
-
-  /// A settlement counts, also beyond the rights that are here: the work was done.
-  bool settle_escrow(const CompiledRule& compiled, Item& item, const Hold& hold, Nanos now);
-
-  /// What was asked for, whatever became of it; and if it leaves too little here, or was too much,
-  /// a need for more.
-  void count_demand(const CompiledRule& compiled, const Item& item, Nanos now);
-
-  /// Towards the end of a window that asked for more than its share: what the next one will lack.
-  void look_ahead(Nanos now, Nanos lead);
-  void look_ahead(const CompiledRule& compiled, const CellId& id, Nanos now);
+  /// Keeps what EscrowBook says became of a cost.
+  void note_spent(Item& item, const EscrowBook::Spent& spent);
+  void rights_needed(Nanos now, Nanos lead, std::vector<RightsNeed>& out);
   std::uint64_t give_rights(const SeriesId& name, const CellId& id, const crdt::Incarnation& to,
                             std::uint64_t wanted, Nanos now, bool all);
   std::vector<RightsLeft> rights_left(Nanos now, std::size_t max);
   std::optional<std::uint64_t> absorb_rows(const CellId& id, const EscrowOthers& others);
 
-  // Buckets of escrow rules: see escrow_bucket.h.
-
-  static crdt::Epoch period_at(const SeriesId& id, Nanos now);
-  static crdt::Epoch period_after(const SeriesId& id, Nanos now);
-  static crdt::Epoch period_from(const SeriesId& id, Nanos instant);
-
-  /// The member's share of the burst in the period that begins at `start`.
-  std::uint64_t share_of(const EscrowBucketShape& shape, const SeriesId& id, EscrowBucket& bucket,
-                         Nanos start) const;
-
-  /// Rights of a lending period that this member has. Whether they may be spent yet is not asked.
-  std::uint64_t part_of(const EscrowBucketShape& shape, const SeriesId& id, EscrowBucket& bucket,
-                        EscrowCell* cell, const crdt::Epoch& period) const;
-
-  /// Until when what part_of() says of the period at `now`, which has no cell, holds.
-  Nanos same_until(const SeriesId& id, const Series* series, const EscrowBucket& bucket,
-                   Nanos now) const;
-
-  /// What the bucket holds at `now`, through all periods in between. Returns the part of the burst
-  /// that this member has then. Periods that are over are forgotten.
-  std::uint64_t advance(const EscrowBucketShape& shape, const SeriesId& id, Series* series,
-                        EscrowBucket& bucket, Nanos now) const;
-
-  /// The bucket of a series that was not used since grants of this incarnation are open, or is full
-  /// again.
-  EscrowBucket unused_bucket(const EscrowBucketShape& shape, const SeriesId& id, Nanos now) const;
-  EscrowBucket& made_escrow_bucket(const CompiledRule& compiled, const SeriesId& id, Series& series,
-                                   Nanos now) const;
-  /// Made if need be, and brought to `now`.
-  EscrowBucket& escrow_bucket(const CompiledRule& compiled, const SeriesId& id, Series& series,
-                              Nanos now) const;
-  Verdict evaluate_escrow_bucket(const CompiledRule& compiled, const Item& item, Series* series,
-                                 std::uint64_t cost, Nanos now);
-  std::uint64_t owed_escrow(const CompiledRule& compiled, const SeriesId& id, Series* series,
-                            Nanos now) const;
-
-  /// What was asked for, whatever became of it.
-  void count_demand(const CompiledRule& compiled, const SeriesId& id, Series& series,
-                    std::uint64_t cost, Nanos now);
-  void look_ahead_in_bucket(const CompiledRule& compiled, const CellId& id, Nanos now);
-  std::uint64_t lend_rights(const CompiledRule& compiled, const CellId& id,
-                            const crdt::Incarnation& to, std::uint64_t wanted, Nanos now);
   void mark_durable(const crdt::OwnCount& count);
-  static std::uint64_t used_escrow(const CompiledRule& compiled, const SeriesId& id, Series* series,
-                                   Nanos now);
-
   /// Durability reserve of a merged rule.
   static void keep_reserve(const CompiledRule& compiled, Item& item, WindowCell& cell);
   std::size_t sweep(Nanos floor);
@@ -444,8 +368,7 @@ struct Limiter::Impl {
   /// With its lock: it may be forgotten.
   bool is_over(SeriesEntry& entry, Nanos floor);
 
-  /// An escrow rule's bucket that is full is as one that was never used.
-  bool is_over(const SeriesEntry& entry, Series& series, Nanos floor) const;
+  bool is_escrow_bucket_over(const SeriesEntry& entry, Series& series, Nanos floor) const;
   std::uint64_t used(const CompiledRule& compiled, const SeriesId& id, Nanos now);
 };
 

@@ -60,7 +60,7 @@ void Limiter::Impl::drain_entry(SeriesEntry& entry, std::vector<crdt::OwnCount>&
 
 void Limiter::Impl::drain_series(const SeriesId& id, Series& series, bool urgent,
                                  std::vector<crdt::OwnCount>& out) const {
-  for (EscrowCell& cell : series.escrow) cell.drain(id, takes_share(cell.epoch), out);
+  escrow.drain(id, series, out);
   for (WindowCell& cell : series.windows) {
     if (!cell.dirty) continue;
     cell.dirty = false;
@@ -144,6 +144,7 @@ void Limiter::Impl::rebase(const crdt::Incarnation& fresh,
                            const ReplicaSide::DurableCount& durable) {
   crdt::Incarnation old = options.incarnation;
   options.incarnation = fresh;
+  escrow.set_incarnation(fresh);
   if (!options.replicated) return;
   table.visit_all([&](SeriesEntry& entry) {
     SeriesId id = table.id(entry);
@@ -192,6 +193,82 @@ void Limiter::Impl::keep_reserve(const CompiledRule& compiled, Item& item, Windo
   cell.dirty = cell.own > cell.ceiling || ahead * 2 < cell.block;
 }
 
+void Limiter::Impl::note_spent(Item& item, const EscrowBook::Spent& spent) {
+  item.waits = spent.waits;
+  if (spent.dirty) list(*item.entry);
+}
+
+void Limiter::Impl::rights_needed(Nanos now, Nanos lead, std::vector<RightsNeed>& out) {
+  std::vector<std::pair<CellId, SeriesId>> ending = escrow.ending(now, lead);
+  if (!ending.empty()) {
+    RulesInForce::Use program = use(local());
+    for (const auto& [cell, name] : ending) {
+      const CompiledRule* compiled = program->find_escrow(name);
+      if (compiled == nullptr) continue;
+      with_entry(cell.series, false, [&, &id = cell](SeriesEntry& entry) {
+        Series* series = general_form(&entry);
+        if (series != nullptr) escrow.look_ahead(*compiled, id, *series, now);
+      });
+    }
+  }
+  escrow.take_needs(now, lead, out);
+}
+
+std::uint64_t Limiter::Impl::give_rights(const SeriesId& name, const CellId& id,
+                                         const crdt::Incarnation& to, std::uint64_t wanted,
+                                         Nanos now, bool all) {
+  RulesInForce::Use program = use(local());
+  const CompiledRule* compiled = program->find_escrow(name);
+  if (compiled == nullptr || !escrow.may_give(*compiled, id, now)) return 0;
+  std::uint64_t gave = 0;
+  with_entry(id.series, true, [&](SeriesEntry& entry) {
+    Series& series = general(entry, id.series);
+    table.set_rule(entry, compiled->number);
+    gave = escrow.give(*compiled, id, series, to, wanted, now, all);
+    if (gave == 0) return;
+    entry.set(SeriesEntry::kUrgent);
+    list(entry);
+  });
+  return gave;
+}
+
+std::vector<RightsLeft> Limiter::Impl::rights_left(Nanos now, std::size_t max) {
+  std::vector<RightsLeft> found;
+  auto keep_busiest = [&] {
+    if (found.size() <= max) return;
+    std::nth_element(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(max), found.end(),
+                     [](const RightsLeft& a, const RightsLeft& b) { return a.demand > b.demand; });
+    found.resize(max);
+  };
+  RulesInForce::Use program = use(local());
+  table.visit_all([&](const SeriesEntry& entry) {
+    const Series* series = general_form(&entry);
+    std::uint32_t number = table.rule(entry);
+    if (series == nullptr || series->escrow.empty() || number == SeriesTable::kNoRule) return false;
+    const CompiledRule* compiled = program->find(rules.number(number).identity);
+    if (compiled == nullptr) return false;
+    escrow.find_rights_left(*compiled, table.id(entry), *series, now, found);
+    if (found.size() >= 2 * max) keep_busiest();
+    return false;
+  });
+  keep_busiest();
+  std::sort(found.begin(), found.end(),
+            [](const RightsLeft& a, const RightsLeft& b) { return a.demand > b.demand; });
+  return found;
+}
+
+std::optional<std::uint64_t> Limiter::Impl::absorb_rows(const CellId& id,
+                                                        const EscrowOthers& others) {
+  // Where others only used their own, nothing changes here.
+  bool make = others.holding != crdt::Holding{};
+  std::uint64_t more = 0;
+  bool found = with_entry(id.series, make, [&](SeriesEntry& entry) {
+    more = escrow.absorb(id, general(entry, id.series), others);
+  });
+  if (!found && make) return std::nullopt;
+  return more;
+}
+
 std::size_t Limiter::Impl::sweep(Nanos floor) {
   ids.expire(floor);
   std::size_t gone = 0;
@@ -226,7 +303,7 @@ bool Limiter::Impl::is_over(SeriesEntry& entry, Nanos floor) {
       break;
   }
   Series& series = *entry.series;
-  if (series.escrow_bucket != nullptr) return is_over(entry, series, floor - kGrace);
+  if (series.escrow_bucket != nullptr) return is_escrow_bucket_over(entry, series, floor - kGrace);
   series.forget_windows(floor - kGrace);
   if (!series.windows.empty() || !series.escrow.empty()) return false;
   if (series.bucket == nullptr) return true;
@@ -236,26 +313,21 @@ bool Limiter::Impl::is_over(SeriesEntry& entry, Nanos floor) {
   return series.bucket->held == 0;
 }
 
-bool Limiter::Impl::is_over(const SeriesEntry& entry, Series& series, Nanos floor) const {
+bool Limiter::Impl::is_escrow_bucket_over(const SeriesEntry& entry, Series& series,
+                                          Nanos floor) const {
   std::uint32_t number = table.rule(entry);
   // Where shares are known but nothing is replicated, ids are not.
-  if (number == SeriesTable::kNoRule || (options.shares != nullptr && !options.replicated)) {
-    return false;
-  }
-  EscrowBucketShape shape = escrow_bucket_shape(rules.number(number).rule);
+  if (number == SeriesTable::kNoRule || (escrow.shared() && !options.replicated)) return false;
   SeriesId id = options.replicated ? table.id(entry) : SeriesId{};
-  EscrowBucket& bucket = *series.escrow_bucket;
-  std::uint64_t part = advance(shape, id, &series, bucket, floor);
-  return series.escrow.empty() && bucket.full(shape, part);
+  return escrow.is_over(escrow_bucket_shape(rules.number(number).rule), id, series, floor);
 }
 
 std::uint64_t Limiter::Impl::used(const CompiledRule& compiled, const SeriesId& id, Nanos now) {
   std::uint64_t units = 0;
   with_entry(id, false, [&](SeriesEntry& entry) {
-    Series* series = entry.form() == Form::general ? entry.series : nullptr;
+    Series* series = general_form(&entry);
     if (compiled.escrow) {
-      units = compiled.bucket_cell ? owed_escrow(compiled, id, series, now)
-                                   : used_escrow(compiled, id, series, now);
+      units = escrow.used(compiled, id, series, now);
       return;
     }
     if (compiled.log) {

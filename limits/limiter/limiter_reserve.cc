@@ -50,19 +50,13 @@ Ticket Limiter::Impl::reserve(const Request& request, Items& items, Local& work,
 
 void Limiter::Impl::hold(const CompiledRule& compiled, const Item& item, Nanos now) {
   Series& series = general(*item.entry, item.id);
-  if (compiled.escrow && compiled.bucket_cell) {
-    EscrowBucket& bucket = escrow_bucket(compiled, item.id, series, now);
-    bucket.held = add_saturated(bucket.held, item.cost);
-    return;
-  }
-  if (compiled.bucket_cell) {
-    series.make_bucket().held += item.cost;  // at most the limit, as all of it was allowed
-    return;
-  }
-  series.forget_windows(now - kGrace);
+  if (!compiled.bucket_cell) series.forget_windows(now - kGrace);
   crdt::Epoch epoch = epoch_of(compiled, item, now);
+  // At most the limit, as all of it was allowed.
   if (compiled.escrow) {
-    place(compiled, item.id, series.escrow_cell(epoch)).held += item.cost;
+    escrow.hold(compiled, item.id, epoch, series, item.cost, now);
+  } else if (compiled.bucket_cell) {
+    series.make_bucket().held += item.cost;
   } else {
     series.window(epoch).held += item.cost;
   }
@@ -98,7 +92,11 @@ Settled Limiter::Impl::settle_ticket(const OpenTicket& ticket,
 bool Limiter::Impl::settle_hold(const CompiledRule& compiled, Item& item, const Hold& hold,
                                 Nanos now) {
   Series& series = *item.entry->series;
-  if (compiled.escrow) return settle_escrow(compiled, item, hold, now);
+  if (compiled.escrow) {
+    auto spent = escrow.settle(compiled, item.id, hold.epoch, hold.units, series, item.cost, now);
+    if (spent) note_spent(item, *spent);
+    return spent.has_value();
+  }
   WindowCell* cell = nullptr;
   if (compiled.bucket_cell) {
     series.bucket->held -= hold.units;

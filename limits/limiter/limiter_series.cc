@@ -38,11 +38,14 @@ Verdict Limiter::Impl::evaluate(const CompiledRule& compiled, const Item& item, 
                                 Nanos now) {
   const SeriesEntry* entry = item.entry;
   Form form = entry == nullptr ? Form::unused : entry->form();
-  Series* series = form == Form::general ? entry->series : nullptr;
-  if (compiled.escrow && compiled.bucket_cell) {
-    return evaluate_escrow_bucket(compiled, item, series, cost, now);
+  Series* series = general_form(entry);
+  if (compiled.escrow) {
+    // From now on a sweep fills a bucket by these numbers, too. (Or others lent to it before it was
+    // ever used here.)
+    if (series != nullptr && compiled.bucket_cell && table.rule(*entry) != compiled.number)
+      table.set_rule(*entry, compiled.number);
+    return escrow.evaluate(compiled, item.id, item.window, series, cost, now);
   }
-  if (compiled.escrow) return evaluate_escrow(compiled, item, series, cost, now);
   if (compiled.log) {
     return evaluate_log(read_log(series, compiled.limit + 1), compiled.rule->window, compiled.limit,
                         now, cost);
@@ -128,7 +131,8 @@ void Limiter::Impl::consume(const CompiledRule& compiled, Item& item, Nanos now)
     return;
   }
   if (compiled.escrow) {
-    consume_escrow(compiled, item, now);
+    Series& series = general(entry, item.id);
+    note_spent(item, escrow.consume(compiled, item.id, item.window, series, item.cost, now));
     return;
   }
   if (compiled.bucket_cell) {

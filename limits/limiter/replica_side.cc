@@ -9,12 +9,7 @@ void ReplicaSide::mark_durable(const crdt::OwnCount& count) {
 }
 
 void ReplicaSide::set_grant_state(const EscrowGrantState& state) {
-  impl_->open = state.open;
-  impl_->stopped = state.stopped;
-  impl_->disk = state.disk;
-  impl_->fence_time = state.fence_time;
-  impl_->gives_ahead = state.ahead;
-  impl_->since = state.since;
+  impl_->escrow.set_grant_state(state);
 }
 
 std::optional<std::uint64_t> ReplicaSide::absorb_rows(const crdt::CellId& cell,
@@ -33,8 +28,7 @@ std::vector<RightsLeft> ReplicaSide::rights_left(Nanos now, std::size_t max) {
 }
 
 void ReplicaSide::rights_needed(Nanos now, Nanos lead, std::vector<RightsNeed>& out) {
-  impl_->look_ahead(now, lead);
-  impl_->needs.take_due(now, lead, out);
+  impl_->rights_needed(now, lead, out);
 }
 
 bool ReplicaSide::drain(std::vector<crdt::OwnCount>& out, std::size_t max) {
