@@ -558,17 +558,17 @@ Settled Limiter::settle(Ticket ticket, std::uint64_t actual, Nanos now) {
 }
 
 Settled Limiter::settle(Ticket ticket, std::span<const std::uint64_t> actual, Nanos now) {
-  std::optional<OpenTicket> open = impl_->tickets.take(ticket.number);
-  if (!open) return {};
-  return impl_->settle_ticket(*open, actual, impl_->clamp(now, local().stripe));
+  now = impl_->clamp(now, local().stripe);
+  return impl_->reservations.settle(ticket, actual, impl_->settling(now));
 }
 
 std::size_t Limiter::settle_due(Nanos now, std::size_t max) {
-  return impl_->settle_due(impl_->clamp(now, local().stripe), max);
+  now = impl_->clamp(now, local().stripe);
+  return impl_->reservations.settle_due(now, max, impl_->settling(now));
 }
 
 void Limiter::settle_all(Nanos now) {
-  impl_->settle_all(impl_->clamp(now, local().stripe));
+  impl_->reservations.settle_all(impl_->settling(impl_->clamp(now, local().stripe)));
 }
 
 void Limiter::forget_id(std::string_view domain, std::string_view id) {
@@ -580,8 +580,7 @@ RequestIdCounters Limiter::request_ids() const {
 }
 
 TicketCounters Limiter::tickets() const {
-  return {impl_->tickets.size(), impl_->options.max_tickets,
-          impl_->timed_out.load(std::memory_order_relaxed), impl_->tickets.refused()};
+  return impl_->reservations.counters();
 }
 
 void Limiter::reload(std::shared_ptr<const RuleSet> rules) {

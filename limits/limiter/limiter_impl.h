@@ -26,10 +26,10 @@
 #include <weir/limits/limiter/overflow.h>
 #include <weir/limits/limiter/program.h>
 #include <weir/limits/limiter/request_ids.h>
+#include <weir/limits/limiter/reservations.h>
 #include <weir/limits/limiter/rule_status.h>
 #include <weir/limits/limiter/rules_in_force.h>
 #include <weir/limits/limiter/small_series.h>
-#include <weir/limits/limiter/tickets.h>
 #include <weir/limits/series/keyed_hash.h>
 #include <weir/limits/series/series.h>
 #include <weir/limits/series/series_memo.h>
@@ -65,8 +65,7 @@ struct Limiter::Impl {
   std::atomic<std::size_t> next_stripe{0};
   Overflow overflow;
   RequestIds ids;
-  Tickets tickets;
-  std::atomic<std::uint64_t> timed_out{0};
+  Reservations reservations;
   EscrowBook escrow;
   RulesInForce rules;
 
@@ -74,7 +73,7 @@ struct Limiter::Impl {
       : options(given),
         table(given.max_series, given.replicated, given.populate),
         ids(given.hash_key, given.max_request_ids, given.request_id_ttl),
-        tickets(given.max_tickets),
+        reservations(given.max_tickets),
         escrow(given),
         rules(std::move(first), given.hash_key, given.replicated) {}
 
@@ -304,13 +303,14 @@ struct Limiter::Impl {
   Ticket reserve(const Request& request, Items& items, Local& work, Nanos now, Nanos timeout,
                  Decision& out);
   void hold(const CompiledRule& compiled, const Item& item, Nanos now);
-  /// Descriptors beyond `actual` as reserved.
-  Settled settle_ticket(const OpenTicket& ticket, std::span<const std::uint64_t> actual, Nanos now);
-
+  /// For Reservations: the hold goes, and `cost` counts.
+  auto settling(Nanos now) {
+    return
+        [this, now](const Hold& held, std::uint64_t cost) { return settle_hold(held, cost, now); };
+  }
+  SettledHold settle_hold(const Hold& hold, std::uint64_t cost, Nanos now);
   /// False if it is too late to count anything.
-  bool settle_hold(const CompiledRule& compiled, Item& item, const Hold& hold, Nanos now);
-  std::size_t settle_due(Nanos now, std::size_t max);
-  void settle_all(Nanos now);
+  bool settle(const CompiledRule& compiled, Item& item, const Hold& hold, Nanos now);
 
   // The replica's side.
 

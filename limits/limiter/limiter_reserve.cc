@@ -22,11 +22,11 @@ Ticket Limiter::Impl::reserve(const Request& request, Items& items, Local& work,
                               Nanos timeout, Decision& out) {
   bool asks = request.hits > 0 || std::any_of(request.more.begin(), request.more.end(),
                                               [](const Descriptor& each) { return each.hits > 0; });
-  bool room = asks && tickets.keep_room();
+  bool room = asks && reservations.keep_room();
   for (Item& item : items.all()) item.mode = room ? Mode::hold : Mode::no_ticket;
   decide(items, work, now, out);
   if (room) out.wants_commit = false;  // when it is settled
-  OpenTicket ticket;
+  std::vector<Hold> holds;
   for (std::size_t i = 0; room && out.allowed && i < out.statuses.size(); ++i) {
     const Item& item = items.item_of(i);
     const CompiledRule& compiled = *item.compiled;
@@ -34,18 +34,14 @@ Ticket Limiter::Impl::reserve(const Request& request, Items& items, Local& work,
     const Request part = request.part(status.descriptor);
     const std::uint64_t units = cost_of(compiled, part);
     if (!status.allowed || status.degraded || units == 0) continue;
-    ticket.holds.push_back({item.id, epoch_of(compiled, item, now), compiled.rule->cost_of(part),
-                            units, status.descriptor});
+    holds.push_back({item.id, epoch_of(compiled, item, now), compiled.rule->cost_of(part), units,
+                     status.descriptor});
   }
-  if (ticket.holds.empty()) {
-    if (room) tickets.give_room_back();
+  if (holds.empty()) {
+    if (room) reservations.give_room_back();
     return {};
   }
-  for (std::size_t i = 0; i < request.descriptors(); ++i) {
-    ticket.hits.push_back(request.part(i).hits);
-  }
-  ticket.deadline = now + std::clamp<Nanos>(timeout, 0, kMaxHold);
-  return {tickets.open(std::move(ticket))};
+  return reservations.open(std::move(holds), request.hits, now, timeout);
 }
 
 void Limiter::Impl::hold(const CompiledRule& compiled, const Item& item, Nanos now) {
@@ -62,35 +58,26 @@ void Limiter::Impl::hold(const CompiledRule& compiled, const Item& item, Nanos n
   }
 }
 
-Settled Limiter::Impl::settle_ticket(const OpenTicket& ticket,
-                                     std::span<const std::uint64_t> actual, Nanos now) {
-  Settled out;
-  out.known = true;
-  out.hits = ticket.hits[0];
+SettledHold Limiter::Impl::settle_hold(const Hold& hold, std::uint64_t cost, Nanos now) {
+  SettledHold out;
   RulesInForce::Use program = use(local());
-  for (const Hold& hold : ticket.holds) {
-    // It is there: what holds something is not forgotten.
-    with_entry(hold.series, false, [&](SeriesEntry& entry) {
-      CompiledRule compiled = rules.compiled_for(*program, table.rule(entry));
-      Item item;
-      item.entry = &entry;
-      item.id = hold.series;
-      item.cost = hold.descriptor < actual.size()
-                      ? mul_saturated(hold.per_hit, actual[hold.descriptor])
-                      : hold.units;
-      if (!compiled.bucket_cell && !compiled.log) item.window = window_at(compiled, item.id, now);
-      table.set_rule(entry, compiled.number);
-      bool counted = settle_hold(compiled, item, hold, now);
-      out.lapsed |= !counted;
-      out.wants_commit |=
-          counted && item.cost > 0 && (item.waits || (options.replicated && compiled.commit));
-    });
-  }
+  // It is there: what holds something is not forgotten.
+  with_entry(hold.series, false, [&](SeriesEntry& entry) {
+    CompiledRule compiled = rules.compiled_for(*program, table.rule(entry));
+    Item item;
+    item.entry = &entry;
+    item.id = hold.series;
+    item.cost = cost;
+    if (!compiled.bucket_cell && !compiled.log) item.window = window_at(compiled, item.id, now);
+    table.set_rule(entry, compiled.number);
+    out.lapsed = !settle(compiled, item, hold, now);
+    bool durable = item.waits || (options.replicated && compiled.commit);
+    out.wants_commit = !out.lapsed && cost > 0 && durable;
+  });
   return out;
 }
 
-bool Limiter::Impl::settle_hold(const CompiledRule& compiled, Item& item, const Hold& hold,
-                                Nanos now) {
+bool Limiter::Impl::settle(const CompiledRule& compiled, Item& item, const Hold& hold, Nanos now) {
   Series& series = *item.entry->series;
   if (compiled.escrow) {
     auto spent = escrow.settle(compiled, item.id, hold.epoch, hold.units, series, item.cost, now);
@@ -125,24 +112,6 @@ bool Limiter::Impl::settle_hold(const CompiledRule& compiled, Item& item, const 
   }
   list(*item.entry);
   return true;
-}
-
-std::size_t Limiter::Impl::settle_due(Nanos now, std::size_t max) {
-  std::size_t settled = 0;
-  while (settled < max) {
-    std::optional<OpenTicket> ticket = tickets.take_due(now);
-    if (!ticket) break;
-    settle_ticket(*ticket, {}, now);
-    ++settled;
-  }
-  timed_out.fetch_add(settled, std::memory_order_relaxed);
-  return settled;
-}
-
-void Limiter::Impl::settle_all(Nanos now) {
-  while (std::optional<OpenTicket> ticket = tickets.take_due(kNever)) {
-    settle_ticket(*ticket, {}, now);
-  }
 }
 
 }  // namespace weir

@@ -1,10 +1,6 @@
 #include <gtest/gtest.h>
-#include <weir/limits/limiter/tickets.h>
 #include <weir/limits/replica_side.h>
 #include <weir/limits/test_util.h>
-
-#include <map>
-#include <set>
 
 namespace weir {
 namespace {
@@ -320,26 +316,6 @@ TEST(Reserve, AFreshIncarnationKeepsWhatIsHeld) {
     EXPECT_EQ(node.used(0), 6u);
     EXPECT_EQ(node.drain().at(0).value, 4u);
   }
-}
-
-TEST(Tickets, AreTakenInTheOrderOfTheirDeadlinesWithinAShard) {
-  Tickets tickets(100);
-  std::set<std::uint64_t> numbers;
-  for (int i = 0; i < 64; ++i) {
-    ASSERT_TRUE(tickets.keep_room());
-    OpenTicket ticket;
-    ticket.deadline = kNow + (i * 37) % 64;
-    numbers.insert(tickets.open(ticket));
-  }
-  EXPECT_EQ(numbers.size(), 64u);
-  EXPECT_FALSE(numbers.contains(0));
-  std::map<std::uint64_t, Nanos> last;
-  while (auto due = tickets.take_due(kNow + 31)) {
-    EXPECT_LE(due->deadline, kNow + 31);
-    EXPECT_LE(last[due->number % 16], due->deadline);
-    last[due->number % 16] = due->deadline;
-  }
-  EXPECT_EQ(tickets.size(), 32u);
 }
 
 }  // namespace

@@ -1,0 +1,123 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <weir/crdt/epoch.h>
+#include <weir/crdt/ids.h>
+#include <weir/crdt/time.h>
+#include <weir/limits/decision.h>
+#include <weir/limits/limiter.h>
+
+namespace weir {
+
+/// What a reservation holds of one rule.
+struct Hold {
+  crdt::SeriesId series;
+  crdt::Epoch epoch;             ///< of the cell that it was taken from; kBucketEpoch
+  std::uint64_t per_hit = 0;     ///< the rule's cost of one hit
+  std::uint64_t units = 0;       ///< held
+  std::uint16_t descriptor = 0;  ///< of the request, whose hits these are
+};
+
+/// What became of one hold.
+struct SettledHold {
+  bool lapsed = false;  ///< its window's time was over
+  bool wants_commit = false;
+};
+
+/// Reservations whose cost is not known yet: which ticket holds what, until when, and what is
+/// counted instead once it is settled. What is held in a series is the caller's business, who is
+/// given each hold with the cost that counts instead, exactly once.
+///
+/// Thread-safe. Tickets are in shards with a lock each, which is never held during a call to
+/// anything else: the caller may take series' locks for a hold, and may call with some held.
+class Reservations {
+ public:
+  /// At most `most` are open at once.
+  explicit Reservations(std::size_t most) : most_(most) {}
+
+  /// Keeps room for one ticket. False if as many are open (or have room kept) as may be.
+  bool keep_room();
+  void give_room_back() { open_.fetch_sub(1, std::memory_order_relaxed); }
+  /// In the room that was kept. It times out `timeout` from `now`, at least at once and at most
+  /// after Limiter::kMaxHold. `hits`: Settled::hits. The number is never 0 and never given twice.
+  Ticket open(std::vector<Hold> holds, std::uint64_t hits, Nanos now, Nanos timeout);
+
+  /// Calls `settle_hold(hold, cost)`, which returns a SettledHold, for each hold of the ticket if
+  /// it is still open. `actual` are hits by descriptor; beyond them it costs what was held.
+  template <typename SettleHold>
+  Settled settle(Ticket ticket, std::span<const std::uint64_t> actual, SettleHold settle_hold) {
+    std::optional<Open> open = take(ticket.number);
+    return open ? settle_open(*open, actual, settle_hold) : Settled{};
+  }
+  /// Settles as held what has timed out at `now`, at most `max` tickets, in each shard the earliest
+  /// first. Returns how many.
+  template <typename SettleHold>
+  std::size_t settle_due(Nanos now, std::size_t max, SettleHold settle_hold) {
+    std::size_t settled = 0;
+    for (; settled < max; ++settled) {
+      std::optional<Open> open = take_due(now);
+      if (!open) break;
+      settle_open(*open, {}, settle_hold);
+    }
+    timed_out_.fetch_add(settled, std::memory_order_relaxed);
+    return settled;
+  }
+  /// Settles as held all that is open.
+  template <typename SettleHold>
+  void settle_all(SettleHold settle_hold) {
+    while (std::optional<Open> open = take_due(kNever)) settle_open(*open, {}, settle_hold);
+  }
+
+  TicketCounters counters() const;
+
+ private:
+  struct Open {
+    Nanos deadline = 0;
+    std::uint64_t hits = 0;
+    std::vector<Hold> holds;
+  };
+  static constexpr std::size_t kShards = 16;
+  struct alignas(64) Shard {
+    std::mutex mutex;
+    std::unordered_map<std::uint64_t, Open> by_number;
+    std::set<std::pair<Nanos, std::uint64_t>> by_deadline;
+  };
+
+  template <typename SettleHold>
+  static Settled settle_open(const Open& open, std::span<const std::uint64_t> actual,
+                             SettleHold& settle_hold) {
+    Settled out;
+    out.known = true;
+    out.hits = open.hits;
+    for (const Hold& hold : open.holds) {
+      SettledHold settled = settle_hold(hold, cost_of(hold, actual));
+      out.lapsed |= settled.lapsed;
+      out.wants_commit |= settled.wants_commit;
+    }
+    return out;
+  }
+  static std::uint64_t cost_of(const Hold& hold, std::span<const std::uint64_t> actual);
+  std::optional<Open> take(std::uint64_t number);
+  std::optional<Open> take_due(Nanos now);
+  std::optional<Open> take(Shard& shard, std::uint64_t number);  // with its lock
+
+  const std::size_t most_;
+  std::array<Shard, kShards> shards_;
+  std::atomic<std::size_t> open_{0};
+  std::atomic<std::uint64_t> next_{1};
+  std::atomic<std::uint64_t> refused_{0};
+  std::atomic<std::uint64_t> timed_out_{0};
+};
+
+}  // namespace weir
