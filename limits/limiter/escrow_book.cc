@@ -47,11 +47,9 @@ EscrowCell& EscrowBook::place(const CompiledRule& compiled, const SeriesId& id,
 Verdict EscrowBook::evaluate(const CompiledRule& compiled, const SeriesId& id,
                              const WindowAt& window, Series* series, std::uint64_t cost,
                              Nanos now) const {
-  Verdict verdict = compiled.bucket_cell
-                        ? evaluate_bucket_rights(compiled, id, series, cost, now)
-                        : evaluate_window_rights(compiled, id, window.epoch(), series, cost, now);
-  if (verdict.exhausted_locally) verdict.retry_after = std::min(verdict.retry_after, kAskAgain);
-  return verdict;
+  return compiled.bucket_cell
+             ? evaluate_bucket_rights(compiled, id, series, cost, now)
+             : evaluate_window_rights(compiled, id, window.epoch(), series, cost, now);
 }
 
 Verdict EscrowBook::evaluate_window_rights(const CompiledRule& compiled, const SeriesId& id,
@@ -75,6 +73,7 @@ Verdict EscrowBook::evaluate_window_rights(const CompiledRule& compiled, const S
   verdict.exhausted_locally =
       !never && shares_ != nullptr && add_saturated(used, cost) <= compiled.limit;
   verdict.retry_after = never ? kNever : until_end;
+  if (verdict.exhausted_locally) verdict.retry_after = std::min(until_end, kAskAgain);
   return verdict;
 }
 
@@ -127,7 +126,7 @@ std::optional<EscrowBook::Spent> EscrowBook::settle(const CompiledRule& compiled
 void EscrowBook::count_demand(const CompiledRule& compiled, const SeriesId& id,
                               const WindowAt& window, Series* series, std::uint64_t cost,
                               const Verdict& verdict, Nanos now) {
-  if (cost == 0 || shares_ == nullptr) return;
+  if (cost == 0 || !shared()) return;
   if (!compiled.bucket_cell) {
     count_window_demand(compiled, {id, window.epoch()}, series, cost, verdict, now);
   } else if (series != nullptr && series->escrow_bucket != nullptr) {

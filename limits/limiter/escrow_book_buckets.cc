@@ -151,6 +151,7 @@ Verdict EscrowBook::evaluate_bucket_rights(const CompiledRule& compiled, const S
   }
   verdict.delay = 0;
   verdict.exhausted_locally = cost <= compiled.limit && shares_ != nullptr && part < shape.burst;
+  if (verdict.exhausted_locally) verdict.retry_after = std::min(verdict.retry_after, kAskAgain);
   if (cost > compiled.limit) verdict.retry_after = kNever;
   return verdict;
 }

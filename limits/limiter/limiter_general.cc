@@ -2,7 +2,46 @@
 
 #include <weir/limits/limiter/limiter_impl.h>
 
+#include <algorithm>
+
+#include <weir/limits/limiter/rule_status.h>
+
 namespace weir {
+namespace {
+
+/// Full table: so many idle series give their places at once, found in at most so many looks.
+constexpr std::size_t kMovedAtOnce = 16;
+constexpr int kLooks = 4;
+
+void deny_degraded(Item& item) {
+  item.degraded = true;
+  item.verdict.delay = 0;
+  item.verdict.allowed = false;
+  item.verdict.retry_after = kSecond;
+  item.verdict.exhausted_locally = false;
+}
+
+}  // namespace
+
+void Limiter::Impl::decide(Items& all, Local& work, Nanos now, Decision& out) {
+  std::span<Item> items = all.all();
+  for (bool again = false;; again = true) {
+    for (Item& item : items) {
+      if (item.entry == nullptr) item.entry = table.find(item.id, item.first);
+    }
+    if (!lock_all(items, work.locked) || !decide_locked(items, now, out)) continue;
+    for (Item& item : items) {
+      // One that was made may be gone again: others remove what nobody used.
+      if (again && item.made && item.entry != nullptr) {
+        table.remove_unused(*item.entry, item.id);
+      }
+    }
+    break;
+  }
+  if (all.joined()) all.split_joined(out);
+  out.version = work.program->version;
+  for (const RuleStatus& status : out.statuses) work.count_any(status);
+}
 
 bool Limiter::Impl::lock_all(std::span<Item> items, std::vector<Item*>& locked) {
   if (items.size() == 1) {
@@ -42,7 +81,7 @@ bool Limiter::Impl::decide_locked(std::span<Item> items, Nanos now, Decision& ou
     item.degraded = false;
     if (compiled.escrow && escrow.stopped()) {
       deny_degraded(item);
-    } else if (compiled.escrow && !item.demand_counted) {
+    } else if (compiled.escrow && escrow.shared() && !item.demand_counted) {
       Series* series = general_form(item.entry);
       escrow.count_demand(compiled, item.id, item.window, series, item.cost, item.verdict, now);
     }
@@ -59,6 +98,7 @@ bool Limiter::Impl::decide_locked(std::span<Item> items, Nanos now, Decision& ou
     out.allowed &= item.verdict.allowed || compiled.shadow;
   }
   if (missing && out.allowed) {
+    turn.reset();  // make() asks the sketch, too
     unlock_all(items);
     for (Item& item : items) make(item, now);
     return false;
@@ -125,14 +165,6 @@ void Limiter::Impl::degrade(const CompiledRule& compiled, Item& item, Nanos now,
   if (compiled.rule->on_failure == OnFailure::closed) return;
   if (!turn) turn.emplace(overflow);
   item.verdict = turn->evaluate(compiled, table.short_id(item.id), item.window, item.cost, now);
-}
-
-void Limiter::Impl::deny_degraded(Item& item) {
-  item.degraded = true;
-  item.verdict.delay = 0;
-  item.verdict.allowed = false;
-  item.verdict.retry_after = kSecond;
-  item.verdict.exhausted_locally = false;
 }
 
 void Limiter::Impl::make(Item& item, Nanos now) {

@@ -1,25 +1,26 @@
 #pragma once
 
-// What Limiter is made of. Not installed. The files that define it: limiter.cc (rules in force, and
-// decisions the quick way), limiter_general.cc (any decision, and the full table),
-// limiter_series.cc (one series), limiter_reserve.cc, limiter_replica.cc and limiter_escrow.cc.
+// What Limiter is made of: the objects that have a state of their own, and what is done with the
+// series in the table. Not installed. The files that define it: limiter.cc (the public side; which
+// series a request meets), limiter_quick.cc (decisions the quick way), limiter_general.cc (any
+// decision, and the full table), limiter_series.cc (one series), limiter_reserve.cc and
+// limiter_replica.cc.
 
+#include <weir/limits/limiter.h>
 #include <weir/limits/replica_side.h>
 
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <limits>
-#include <mutex>
-#include <numeric>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
-#include <weir/limits/algorithms/bucket.h>
-#include <weir/limits/algorithms/divisor.h>
 #include <weir/limits/algorithms/log_window.h>
 #include <weir/limits/algorithms/window.h>
+#include <weir/limits/limiter/dirty_entries.h>
 #include <weir/limits/limiter/escrow_book.h>
 #include <weir/limits/limiter/items.h>
 #include <weir/limits/limiter/local.h>
@@ -27,42 +28,31 @@
 #include <weir/limits/limiter/program.h>
 #include <weir/limits/limiter/request_ids.h>
 #include <weir/limits/limiter/reservations.h>
-#include <weir/limits/limiter/rule_status.h>
 #include <weir/limits/limiter/rules_in_force.h>
 #include <weir/limits/limiter/small_series.h>
-#include <weir/limits/series/keyed_hash.h>
+#include <weir/limits/limiter/time_seen.h>
 #include <weir/limits/series/series.h>
-#include <weir/limits/series/series_memo.h>
 #include <weir/limits/series/series_table.h>
 
 namespace weir {
 
 using crdt::CellId;
 
-/// Threads tell each other how far time has come in steps of this.
-inline constexpr Nanos kTimeStep = kMillisecond;
-/// Full table: so many idle series give their places at once, found in at most so many looks.
-inline constexpr std::size_t kMovedAtOnce = 16;
-inline constexpr int kLooks = 4;
-/// A credit takes at most this part of the units that are left.
-inline constexpr std::uint64_t kCreditShare = 64;
-
-struct alignas(64) Stripe {
-  std::atomic<Nanos> newest{0};
-  std::mutex mutex;
-  std::vector<std::size_t> dirty;  // entries with something to drain
-};
-
 /// A log's entries, oldest first; only the newest `most` that are not 0. Valid until the thread's
 /// next call.
 std::span<const LogEntry> read_log(const Series* series, std::uint64_t most);
 
+/// Locks, in the order in which they are taken; whoever holds one takes none before it:
+///   1. a request id's (RequestIds), or that of the rules in force (RulesInForce)
+///   2. a segment's of the table; not by who holds an entry's
+///   3. entries' of the table, in the order of their addresses
+///   4. one of these: the sketch's turn (Overflow), busy windows or needs (EscrowBook), a stripe of
+///      DirtyEntries, a shard of Reservations. Nothing is locked with one of them held.
 struct Limiter::Impl {
   LimiterOptions options;
   SeriesTable table;
-  std::array<Stripe, kStripes> stripes;
-  std::atomic<Nanos> newest{0};
-  std::atomic<std::size_t> next_stripe{0};
+  TimeSeen time;
+  DirtyEntries dirty_entries;
   Overflow overflow;
   RequestIds ids;
   Reservations reservations;
@@ -79,18 +69,6 @@ struct Limiter::Impl {
 
   RulesInForce::Use use(const Local& work) { return rules.use(work.stripe); }
 
-  /// What other threads have seen counts once it is a step ahead.
-  [[gnu::always_inline]] Nanos clamp(Nanos now, std::size_t stripe) {
-    std::atomic<Nanos>& mine = stripes[stripe].newest;
-    Nanos shared = newest.load(std::memory_order_relaxed);
-    Nanos seen = std::max(mine.load(std::memory_order_relaxed), shared);
-    if (now <= seen) return seen;
-    mine.store(now, std::memory_order_relaxed);
-    while (now - shared >= kTimeStep &&
-           !newest.compare_exchange_weak(shared, now, std::memory_order_relaxed)) {
-    }
-    return now;
-  }
   SeriesId series_of(const CompiledRule& compiled, const Request& request, std::string& key) const;
 
   // One entry, with its lock held. Null stands for an unused one.
@@ -104,14 +82,6 @@ struct Limiter::Impl {
                                                      : table.rule(entry));
   }
   Verdict evaluate(const CompiledRule& compiled, const Item& item, std::uint64_t cost, Nanos now);
-
-  /// As if what is held were consumed now.
-  static crdt::BucketState with_held(const CompiledRule& compiled, const BucketCell& bucket,
-                                     Nanos now);
-
-  /// What evaluate_window says of a fixed window with `used` units and nothing in a later one.
-  static Verdict evaluate_fixed(std::uint64_t limit, std::uint64_t used, std::uint64_t cost,
-                                Nanos left);
 
   /// Verdict::reset once the cost has been consumed. `before` is the same from before.
   Nanos reset_after(const CompiledRule& compiled, const Item& item, Nanos before, Nanos now);
@@ -166,12 +136,6 @@ struct Limiter::Impl {
   void check(const Request& request, Nanos given, Decision& out);
   [[gnu::noinline]] void check_any(const Request& request, Local& work, Nanos given, Decision& out);
 
-  /// The one rule that a request meets, if it has no matchers, and the text that it counts by.
-  struct SingleMatch {
-    const CompiledRule* compiled = nullptr;
-    const std::string_view* value = nullptr;
-  };
-  [[gnu::noinline]] static SingleMatch single_match(const Program& program, const Request& request);
   void decide_prepared(const Request& request, Items& items, Local& work, Nanos now, Decision& out);
   void check(std::span<const Request> requests, Nanos given, std::span<Decision> out);
   void decide_once(const Request& request, Items& items, Local& work, Nanos now, Decision& out);
@@ -211,7 +175,6 @@ struct Limiter::Impl {
   }
   void decide(Items& items, Local& work, Nanos now, Decision& out);
 
-  [[gnu::noinline]] static void split_joined(const Items& items, Local& work, Decision& out);
   [[gnu::noinline]] bool decide_alone(const Item& item, Local& work, Nanos now, Decision& out);
 
   /// What the general way says where one rule matches, and its series is known and small (as it
@@ -231,13 +194,9 @@ struct Limiter::Impl {
   /// in the order of addresses. False: none is, and nothing was done.
   [[gnu::always_inline]] inline bool lock_small(std::span<Item> items, const Program& program,
                                                 Nanos now, Item*& by_credit);
-  [[gnu::noinline]] static bool leave(std::span<Item> items, const Item* by_credit);
   [[gnu::always_inline]] inline bool assess_small(Item& item, Nanos now);
   [[gnu::always_inline]] inline void consume_small(const CompiledRule& compiled, Item& item,
                                                    Nanos now);
-  [[gnu::always_inline]] inline static bool has_one(const std::vector<RuleStatus>& statuses);
-  [[gnu::noinline]] static void make_one(std::vector<RuleStatus>& statuses);
-
   /// False: it is no small bucket, and the lock is gone.
   [[gnu::always_inline]] inline bool assess_bucket_alone(const CompiledRule& compiled,
                                                          SeriesEntry& entry, std::uint64_t cost,
@@ -248,23 +207,13 @@ struct Limiter::Impl {
                                                          SeriesEntry& entry, std::uint64_t cost,
                                                          Nanos now, const WindowAt& window,
                                                          Verdict& verdict);
-  [[gnu::always_inline]] inline static bool wants_credit(const SeriesEntry& entry,
-                                                         const Local& work);
   /// What changes more than fits_in_window() says must find no credits: their units are in the
   /// count as it stands.
   [[gnu::noinline]] void consume_window(const CompiledRule& compiled, Item& item, Nanos now);
   [[gnu::noinline]] void consume_window_alone(const CompiledRule& compiled, SeriesId id,
                                               std::uint64_t cost, SeriesEntry& entry,
                                               Credit& credit, Nanos now, Verdict before);
-  static Item item_alone(const CompiledRule& compiled, const SeriesId& id, std::uint64_t cost,
-                         SeriesEntry& entry, Credit& credit, Nanos now);
-
   // Credits: a thread that finds another at the same series time and again takes a block of units.
-
-  [[gnu::always_inline]] inline static bool has_credit(const Credit& credit, const SeriesId& id,
-                                                       std::uint64_t cost, const Program& program,
-                                                       Nanos now);
-  [[gnu::always_inline]] inline static Verdict verdict_by(const Credit& credit, Nanos now);
 
   /// A peek tells what is left, credits included.
   [[gnu::noinline]] void close_ended_credits(SeriesEntry& entry, std::uint64_t cost, Nanos now);
@@ -294,7 +243,6 @@ struct Limiter::Impl {
   /// early and never too late.
   void degrade(const CompiledRule& compiled, Item& item, Nanos now,
                std::optional<Overflow::Turn>& turn);
-  static void deny_degraded(Item& item);
   void make(Item& item, Nanos now);
 
   // Reservations.
@@ -339,14 +287,6 @@ struct Limiter::Impl {
   void absorb_bucket(Series& series, const crdt::Cell& cell, std::uint64_t total, Growth& growth);
   void reset(const crdt::Cell& cell);
   void rebase(const crdt::Incarnation& fresh, const ReplicaSide::DurableCount& durable);
-
-  template <typename AnyCell>
-  static bool leave_behind(AnyCell& cell, std::uint64_t held) {
-    held = std::min(held, cell.own);
-    cell.own -= held;
-    cell.others = add_saturated(cell.others, held);
-    return cell.own > 0;
-  }
 
   // Rights of escrow rules, of series that are in their general form.
 

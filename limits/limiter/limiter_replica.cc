@@ -2,40 +2,37 @@
 
 #include <weir/limits/limiter/limiter_impl.h>
 
+#include <algorithm>
+#include <utility>
+
 namespace weir {
+namespace {
+
+/// Of a cell's own units `held` are another writer's count from now on. False if none are left.
+template <typename AnyCell>
+bool leave_behind(AnyCell& cell, std::uint64_t held) {
+  held = std::min(held, cell.own);
+  cell.own -= held;
+  cell.others = add_saturated(cell.others, held);
+  return cell.own > 0;
+}
+
+}  // namespace
 
 void Limiter::Impl::list(SeriesEntry& entry) {
   if (entry.has(SeriesEntry::kListed)) return;
   entry.set(SeriesEntry::kListed);
-  Stripe& stripe = stripes[local().stripe];
-  std::lock_guard lock(stripe.mutex);
-  stripe.dirty.push_back(table.index(entry));
+  dirty_entries.add(local().stripe, table.index(entry));
 }
 
 bool Limiter::Impl::drain(std::vector<crdt::OwnCount>& out, std::size_t max) {
-  std::size_t first = next_stripe.load(std::memory_order_relaxed);
-  for (std::size_t i = 0; i < kStripes; ++i) {
-    std::size_t number = (first + i) % kStripes;
-    Stripe& stripe = stripes[number];
-    for (;;) {
-      std::size_t place = 0;
-      {
-        std::lock_guard lock(stripe.mutex);
-        if (stripe.dirty.empty()) break;
-        if (out.size() >= max) {
-          next_stripe.store(number, std::memory_order_relaxed);
-          return true;
-        }
-        place = stripe.dirty.back();
-        stripe.dirty.pop_back();
-      }
-      SeriesEntry& entry = table.at(place);
-      if (!table.lock_any(entry)) continue;
-      if (entry.has(SeriesEntry::kListed)) drain_entry(entry, out);
-      SeriesTable::unlock(entry);
-    }
-  }
-  return false;
+  return dirty_entries.take([&] { return out.size() < max; },
+                            [&](std::size_t index) {
+                              SeriesEntry& entry = table.at(index);
+                              if (!table.lock_any(entry)) return;
+                              if (entry.has(SeriesEntry::kListed)) drain_entry(entry, out);
+                              SeriesTable::unlock(entry);
+                            });
 }
 
 void Limiter::Impl::drain_entry(SeriesEntry& entry, std::vector<crdt::OwnCount>& out) {
@@ -320,42 +317,6 @@ bool Limiter::Impl::is_escrow_bucket_over(const SeriesEntry& entry, Series& seri
   if (number == SeriesTable::kNoRule || (escrow.shared() && !options.replicated)) return false;
   SeriesId id = options.replicated ? table.id(entry) : SeriesId{};
   return escrow.is_over(escrow_bucket_shape(rules.number(number).rule), id, series, floor);
-}
-
-std::uint64_t Limiter::Impl::used(const CompiledRule& compiled, const SeriesId& id, Nanos now) {
-  std::uint64_t units = 0;
-  with_entry(id, false, [&](SeriesEntry& entry) {
-    Series* series = general_form(&entry);
-    if (compiled.escrow) {
-      units = escrow.used(compiled, id, series, now);
-      return;
-    }
-    if (compiled.log) {
-      units = log_used(read_log(series, ~std::uint64_t{0}), compiled.rule->window, now);
-      return;
-    }
-    if (compiled.bucket_cell) {
-      const BucketShape& shape = compiled.bucket;
-      crdt::BucketState state;
-      if (entry.form() == Form::bucket) state = small_bucket(entry, counted_by(entry).bucket);
-      std::uint64_t total = state.checkpoint.counted;
-      if (series != nullptr && series->bucket != nullptr) {
-        const BucketCell& bucket = *series->bucket;
-        state = bucket.held > 0 ? with_held(compiled, bucket, now) : bucket.state;
-        total = add_saturated(bucket.total(), bucket.held);
-      }
-      auto unit = static_cast<std::uint64_t>(shape.unit);
-      crdt::DebtTicks debt = bucket_debt(shape, state, total, now);
-      units = static_cast<std::uint64_t>((debt + unit - 1) / unit);
-      return;
-    }
-    WindowShape shape = window_shape(*compiled.rule, id);
-    units = window_used(shape, now, [&](std::int64_t at) {
-      if (entry.form() == Form::window) return small_count(entry, shape, at);
-      return series == nullptr ? 0 : series->count(shape.epoch(at));
-    });
-  });
-  return units;
 }
 
 }  // namespace weir

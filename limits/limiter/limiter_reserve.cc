@@ -2,6 +2,9 @@
 
 #include <weir/limits/limiter/limiter_impl.h>
 
+#include <algorithm>
+#include <utility>
+
 #include <weir/limits/algorithms/sync_thresholds.h>
 
 namespace weir {
@@ -10,7 +13,7 @@ Ticket Limiter::Impl::reserve(const Request& request, Nanos given, Nanos timeout
   Local& work = local();
   RulesInForce::Use program = use(work);
   work.program = &*program;
-  Nanos now = clamp(given, work.stripe);
+  Nanos now = time.clamp(given, work.stripe);
   Items& items = work.items[0];
   prepare(request, now, work, items);
   auto reserve_now = [&] { return reserve(request, items, work, now, timeout, out); };

@@ -2,9 +2,29 @@
 
 #include <weir/limits/limiter/limiter_impl.h>
 
+#include <algorithm>
+
 #include <weir/limits/algorithms/sync_thresholds.h>
 
 namespace weir {
+namespace {
+
+/// As if what is held were consumed now.
+crdt::BucketState with_held(const CompiledRule& compiled, const BucketCell& bucket, Nanos now) {
+  return consume_bucket(compiled.bucket, bucket.state, bucket.total(), now, bucket.held);
+}
+
+/// What evaluate_window says of a fixed window with `used` units and nothing in a later one.
+Verdict evaluate_fixed(std::uint64_t limit, std::uint64_t used, std::uint64_t cost, Nanos left) {
+  Verdict verdict;
+  verdict.remaining = limit - std::min(limit, used);
+  verdict.allowed = used <= limit && cost <= verdict.remaining;
+  verdict.reset = used > 0 ? left : 0;
+  if (!verdict.allowed) verdict.retry_after = cost > limit ? kNever : left;
+  return verdict;
+}
+
+}  // namespace
 
 std::span<const LogEntry> read_log(const Series* series, std::uint64_t most) {
   std::vector<LogEntry>& log = local().log;
@@ -84,21 +104,6 @@ Verdict Limiter::Impl::evaluate(const CompiledRule& compiled, const Item& item, 
                          [&](std::int64_t index) { return series->count(shape.epoch(index)); });
 }
 
-crdt::BucketState Limiter::Impl::with_held(const CompiledRule& compiled, const BucketCell& bucket,
-                                           Nanos now) {
-  return consume_bucket(compiled.bucket, bucket.state, bucket.total(), now, bucket.held);
-}
-
-Verdict Limiter::Impl::evaluate_fixed(std::uint64_t limit, std::uint64_t used, std::uint64_t cost,
-                                      Nanos left) {
-  Verdict verdict;
-  verdict.remaining = limit - std::min(limit, used);
-  verdict.allowed = used <= limit && cost <= verdict.remaining;
-  verdict.reset = used > 0 ? left : 0;
-  if (!verdict.allowed) verdict.retry_after = cost > limit ? kNever : left;
-  return verdict;
-}
-
 Nanos Limiter::Impl::reset_after(const CompiledRule& compiled, const Item& item, Nanos before,
                                  Nanos now) {
   if (compiled.bucket_cell || compiled.log) return evaluate(compiled, item, 0, now).reset;
@@ -171,6 +176,42 @@ void Limiter::Impl::consume_bucket_cell(const CompiledRule& compiled, Series& se
   bucket.made = bucket.state.checkpoint;
   bucket.own = add_saturated(bucket.own, cost);
   bucket.dirty = options.replicated;
+}
+
+std::uint64_t Limiter::Impl::used(const CompiledRule& compiled, const SeriesId& id, Nanos now) {
+  std::uint64_t units = 0;
+  with_entry(id, false, [&](SeriesEntry& entry) {
+    Series* series = general_form(&entry);
+    if (compiled.escrow) {
+      units = escrow.used(compiled, id, series, now);
+      return;
+    }
+    if (compiled.log) {
+      units = log_used(read_log(series, ~std::uint64_t{0}), compiled.rule->window, now);
+      return;
+    }
+    if (compiled.bucket_cell) {
+      const BucketShape& shape = compiled.bucket;
+      crdt::BucketState state;
+      if (entry.form() == Form::bucket) state = small_bucket(entry, counted_by(entry).bucket);
+      std::uint64_t total = state.checkpoint.counted;
+      if (series != nullptr && series->bucket != nullptr) {
+        const BucketCell& bucket = *series->bucket;
+        state = bucket.held > 0 ? with_held(compiled, bucket, now) : bucket.state;
+        total = add_saturated(bucket.total(), bucket.held);
+      }
+      auto unit = static_cast<std::uint64_t>(shape.unit);
+      crdt::DebtTicks debt = bucket_debt(shape, state, total, now);
+      units = static_cast<std::uint64_t>((debt + unit - 1) / unit);
+      return;
+    }
+    WindowShape shape = window_shape(*compiled.rule, id);
+    units = window_used(shape, now, [&](std::int64_t at) {
+      if (entry.form() == Form::window) return small_count(entry, shape, at);
+      return series == nullptr ? 0 : series->count(shape.epoch(at));
+    });
+  });
+  return units;
 }
 
 }  // namespace weir
