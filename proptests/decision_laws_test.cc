@@ -1,6 +1,8 @@
 #include <weir/limits/replica_side.h>
 
+#include <atomic>
 #include <map>
+#include <string>
 #include <thread>
 
 #include <weir/limits/algorithms/log_window.h>
@@ -523,6 +525,63 @@ LAW(42, "a full table never admits more, whatever leaves it meanwhile", "counted
     if (!status.degraded) seen[key] = true;
     if (decision.allowed) RC_ASSERT(large.check(ask.request, now).allowed);
   }
+}
+
+LAW(42, "series that are swept while threads begin to use them show in no answer", "allowed",
+    "denied", "degraded", "swept") {
+  // Of three rules one denies again and again, so that series are made for requests that then use
+  // none of them; in a table of few places.
+  auto made = [](std::string name, std::uint64_t limit, std::vector<std::string> key) {
+    Rule rule;
+    rule.domain = "api";
+    rule.name = std::move(name);
+    rule.key = std::move(key);
+    rule.limit = limit;
+    rule.window = kSecond;
+    return rule;
+  };
+  std::uint64_t wide = *between<std::uint64_t>(1, 4).as("wide limit");
+  LimiterOptions options;
+  options.max_series = *between<std::size_t>(2, 12).as("places");
+  Limiter limiter(rule_set({made("wide", wide, {}), made("a", 3, {"a"}), made("b", 3, {"b"})}),
+                  options);
+  constexpr std::uint64_t kRequests = 600;
+  std::atomic<Nanos> newest{kStart};
+  std::atomic<int> running{2};
+  std::atomic<std::uint64_t> allowed{0};
+  std::atomic<std::uint64_t> wrong{0};
+  auto ask = [&](int thread) {
+    Decision decision;
+    for (std::uint64_t i = 0; i < kRequests; ++i) {
+      std::string key = std::to_string(thread) + "-" + std::to_string(i / 2);
+      Entry entries[] = {{"a", key}, {"b", key}};
+      Nanos now = newest.fetch_add(kSecond / 8);
+      limiter.check({"api", entries}, now, decision);
+      bool all = decision.statuses.size() == 3;
+      for (const RuleStatus& status : decision.statuses) all &= status.allowed;
+      wrong += all != decision.allowed || decision.statuses.size() != 3;
+      allowed += decision.allowed;
+    }
+    --running;
+  };
+  std::thread first(ask, 0);
+  std::thread second(ask, 1);
+  std::size_t swept = 0;
+  while (running > 0) swept += limiter.sweep(newest - 3 * kSecond);
+  first.join();
+  second.join();
+  RC_ASSERT(wrong == 0u);
+  std::uint64_t degraded = 0;
+  for (std::uint32_t rule = 0; rule < 3; ++rule) {
+    RuleCounters counters = limiter.counters(rule);
+    RC_ASSERT(counters.allowed + counters.denied == 2 * kRequests);
+    RC_ASSERT(counters.allowed >= allowed);
+    degraded += counters.degraded;
+  }
+  reached("allowed", allowed > 0);
+  reached("denied", allowed < 2 * kRequests);
+  reached("degraded", degraded > 0);
+  reached("swept", swept > 0);
 }
 
 }  // namespace
