@@ -56,6 +56,8 @@ struct EngineEvents {
   /// The node goes on under another incarnation: sessions must be made anew.
   std::function<void(const crdt::Incarnation&)> reincarnated;
   std::function<void(const std::string& event, const std::string& detail)> log;
+  /// pump() goes on with this, a literal: for who measures how long it takes. May be empty.
+  std::function<void(std::string_view what)> step = {};
 };
 
 /// Escrow: the window and the cost that a request has in a rule.
@@ -176,6 +178,9 @@ class Engine {
     crdt::WriteId write = 0;
   };
 
+  void step(std::string_view what) {
+    if (events_.step) events_.step(what);
+  }
   void reserve_time(Nanos wall);
   bool drain(Nanos now);
   void dispatch();

@@ -62,6 +62,24 @@ json storage_json(const EngineStatus& status, const storage::Store* store) {
   return out;
 }
 
+/// The longest of late and what it was, and of every kind; since the start, too.
+json loop_json(const rpc::TurnMeter& turns) {
+  json lately = json::object();
+  json ever = json::object();
+  json out;
+  for (const rpc::LongestTurn& one : turns.longest()) {
+    const std::string what(one.what);
+    lately[what] = seconds(one.lately);
+    ever[what] = seconds(one.ever);
+    if (one.what == rpc::TurnMeter::kTurn || out.contains("longest_turn")) continue;
+    out["longest_turn"] = what;
+    out["longest_turn_s"] = seconds(one.lately);
+  }
+  out["longest_turns_s"] = std::move(lately);
+  out["longest_turns_since_start_s"] = std::move(ever);
+  return out;
+}
+
 json rules_file_json(const RulesStatus& rules, const std::string& file, Nanos wall) {
   json out{{"file", file},
            {"version", rules.version},
@@ -152,6 +170,7 @@ std::string NodeReport::status_json() {
            {"reincarnations", status.reincarnations}};
   const Forwarder* forwarder = from_.coordinator.forwarder();
   out["escrow"] = escrow_json(engine.escrow(), forwarder);
+  out["loop"] = loop_json(from_.turns);
   out["storage"] = storage_json(status, from_.store);
   out["rules_file"] = rules_file_json(from_.control.status(), from_.config.rules, wall);
   out["rules"] = rules_json(engine, *from_.control.rules(), wall);
@@ -193,6 +212,9 @@ NodeMetrics NodeReport::collect() {
   const RulesStatus& file = from_.control.status();
   out.rules_file = {file.version, seconds(file.since), file.reloads, file.refused,
                     file.last_error.empty()};
+  for (const rpc::LongestTurn& one : from_.turns.longest()) {
+    out.turns.push_back({std::string(one.what), seconds(one.lately)});
+  }
   const RequestIdCounters ids = engine.limiter().request_ids();
   out.request_ids = {ids.held, ids.repeated, ids.evicted};
   const TicketCounters tickets = engine.limiter().tickets();

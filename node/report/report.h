@@ -10,6 +10,7 @@
 #include <weir/node/report/metrics.h>
 #include <weir/node/service/coordinator.h>
 #include <weir/node/service/service.h>
+#include <weir/rpc/net/turn_meter.h>
 #include <weir/rpc/peers/peers.h>
 #include <weir/storage/store.h>
 
@@ -28,6 +29,7 @@ class NodeReport final : public Operations {
     const rpc::PeerNetwork* peers = nullptr;  ///< null: there are none
     std::function<Nanos()> wall;
     unsigned threads = 1;
+    const rpc::TurnMeter& turns;  ///< of the main loop
   };
   explicit NodeReport(Sources sources);
 

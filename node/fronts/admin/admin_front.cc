@@ -17,6 +17,7 @@ constexpr std::string_view kText = "text/plain; charset=utf-8";
 
 struct Endpoint {
   std::string_view path;
+  std::string_view what;  // for the meter of the loop's turns
   void (*answer)(Operations&, HttpExchange&);
 };
 
@@ -27,21 +28,21 @@ void answer_probe(HttpExchange& exchange, bool good, const char* title, const st
 
 /// One line an endpoint.
 constexpr std::array<Endpoint, 4> kEndpoints = {{
-    {"/v1/status",
+    {"/v1/status", "status",
      [](Operations& node, HttpExchange& exchange) {
        exchange.respond(200, "application/json", node.status_json());
      }},
-    {"/metrics",
+    {"/metrics", "metrics",
      [](Operations& node, HttpExchange& exchange) {
        exchange.respond(200, "text/plain; version=0.0.4; charset=utf-8", node.metrics());
      }},
-    {"/healthz",
+    {"/healthz", "probe",
      [](Operations& node, HttpExchange& exchange) {
        std::string why;
        const bool good = node.healthy(why);
        answer_probe(exchange, good, "Not healthy", why);
      }},
-    {"/readyz",
+    {"/readyz", "probe",
      [](Operations& node, HttpExchange& exchange) {
        std::string why;
        const bool good = node.ready(why);
@@ -60,8 +61,9 @@ HttpServerOptions options() {
 }  // namespace
 
 struct AdminFront::Impl final : HttpServer::Handler {
-  Impl(rpc::EventLoop& loop, Operations& node)
-      : operations(node),
+  Impl(rpc::EventLoop& on, Operations& node)
+      : loop(on),
+        operations(node),
         listener(loop, options(), *this, std::make_shared<ConnectionBudget>(kMaxConnections)) {}
 
   void handle(std::span<HttpExchange* const> batch) override {
@@ -79,9 +81,11 @@ struct AdminFront::Impl final : HttpServer::Handler {
       return respond_problem(exchange, 405, "Method not allowed", "Expected GET, HEAD.",
                              "Allow: GET, HEAD\r\n");
     }
+    rpc::TurnMeter::Scope turn(loop.meter(), endpoint->what);
     endpoint->answer(operations, exchange);
   }
 
+  rpc::EventLoop& loop;
   Operations& operations;
   HttpListener listener;
 };
