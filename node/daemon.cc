@@ -182,11 +182,11 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     auto wall = [this] { return wall_clock(); };
     report = std::make_unique<NodeReport>(NodeReport::Sources{config, *engine, *coordinator,
                                                               control, store.get(), peers.get(),
-                                                              wall, config.threads, *loop.meter()});
+                                                              wall, config.threads, loop});
     answers.rules = [this](std::string_view known) { return control.answer(known); };
-    answers.status = [this] {
+    answers.status = [this](std::function<void(std::string)> done) {
       Turn turn(loop.meter(), "status");
-      return report->status_json();
+      report->status_json(std::move(done));
     };
     shared = std::make_unique<Worker::Shared>(
         Worker::Shared{config, loop, *engine, *coordinator, answers, wall});

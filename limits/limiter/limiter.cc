@@ -17,6 +17,7 @@ std::unique_ptr<const Program> Limiter::Impl::make_program(std::shared_ptr<const
   program->rules = std::move(rules);
   for (const Rule& rule : program->rules->rules()) {
     SeriesId id = identity_of(rule);
+    program->identities.push_back(id);
     program->by_identity.emplace(id, static_cast<std::uint32_t>(program->compiled_rules.size()));
     CompiledRule compiled = compile(rule, numbers.number_of(id, rule), id);
     compiled.index = static_cast<std::uint32_t>(program->compiled_rules.size());
@@ -86,7 +87,7 @@ RuleCounters Limiter::Impl::counters(std::uint32_t rule) {
   std::lock_guard lock(reload_mutex);
   RuleCounters sum;
   if (rule >= programs.current().compiled_rules.size()) return sum;
-  SeriesId id = identity_of(*programs.current().compiled_rules[rule].rule);
+  const SeriesId id = programs.current().identities[rule];
   if (auto before = past.find(id); before != past.end()) sum = before->second;
   programs.for_each([&](const Program& program) {
     auto found = program.by_identity.find(id);
@@ -746,8 +747,8 @@ crdt::SeriesId Limiter::series_of(std::uint32_t rule, const Request& request) co
 
 crdt::SeriesId Limiter::rule_identity(std::uint32_t rule) const {
   std::lock_guard lock(impl_->reload_mutex);
-  const std::vector<CompiledRule>& compiled_rules = impl_->programs.current().compiled_rules;
-  return rule < compiled_rules.size() ? impl_->identity_of(*compiled_rules[rule].rule) : SeriesId{};
+  const std::vector<SeriesId>& identities = impl_->programs.current().identities;
+  return rule < identities.size() ? identities[rule] : SeriesId{};
 }
 
 RuleCounters Limiter::counters(std::uint32_t rule) const {

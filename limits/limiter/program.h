@@ -125,6 +125,7 @@ struct Program {
   std::shared_ptr<const RuleSet> rules;
   std::vector<CompiledRule> compiled_rules;  // by rule
   std::vector<Prefilter> prefilters;         // by rule, or none
+  std::vector<SeriesId> identities;          // by rule
   std::unordered_map<SeriesId, std::uint32_t> by_identity;
   std::unordered_map<SeriesId, std::uint32_t> escrow;                // by CompiledRule::name
   std::array<std::unique_ptr<AtomicCounters[]>, kStripes> counters;  // by rule

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -16,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 /// Above this, status leaves out what would have to be summed over every cell.
-constexpr std::size_t kMaxSummedCells = 100'000;
+constexpr std::size_t kMaxSummedCells = 2000;
 
 double seconds(Nanos length) {
   return static_cast<double>(length) / static_cast<double>(kSecond);
@@ -93,11 +94,36 @@ json rules_file_json(const RulesStatus& rules, const std::string& file, Nanos wa
   return out;
 }
 
-json rules_json(Engine& engine, const RuleSet& rules, Nanos wall) {
+/// How one rule fares. On any thread.
+struct RuleState {
+  RuleCounters counters;
+  std::uint64_t over_admission = 0;
+};
+
+/// Of all rules in force, in their order; `rules` is set to these. On any thread: others may come
+/// into force meanwhile, and then it begins anew, a few times.
+std::vector<RuleState> rule_states(Engine& engine, Nanos wall,
+                                   std::shared_ptr<const RuleSet>& rules) {
+  constexpr int kTries = 8;
+  std::vector<RuleState> out;
+  for (int i = 0; i < kTries; ++i) {
+    rules = engine.limiter().rules();
+    out.assign(rules->rules().size(), {});
+    for (std::uint32_t rule = 0; rule < out.size(); ++rule) {
+      out[rule] = {engine.limiter().counters(rule), engine.over_admission(rule, wall)};
+    }
+    if (engine.limiter().rules() == rules) break;
+  }
+  return out;
+}
+
+json rules_json(Engine& engine, Nanos wall) {
+  std::shared_ptr<const RuleSet> rules;
+  const std::vector<RuleState> states = rule_states(engine, wall, rules);
   json out = json::array();
-  for (std::uint32_t i = 0; i < rules.rules().size(); ++i) {
-    const Rule& rule = rules.rules()[i];
-    const RuleCounters counters = engine.limiter().counters(i);
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    const Rule& rule = rules->rules()[i];
+    const RuleCounters& counters = states[i].counters;
     out.push_back({{"domain", rule.domain},
                    {"name", rule.name},
                    {"algorithm", to_string(rule.algorithm)},
@@ -108,9 +134,21 @@ json rules_json(Engine& engine, const RuleSet& rules, Nanos wall) {
                    {"allowed", counters.allowed},
                    {"denied", counters.denied},
                    {"degraded", counters.degraded},
-                   {"over_admission_worst_case", engine.over_admission(i, wall)}});
+                   {"over_admission_worst_case", states[i].over_admission}});
   }
   return out;
+}
+
+void collect_rules(Engine& engine, Nanos wall, NodeMetrics& out) {
+  std::shared_ptr<const RuleSet> rules;
+  const std::vector<RuleState> states = rule_states(engine, wall, rules);
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    const Rule& rule = rules->rules()[i];
+    const RuleCounters& counters = states[i].counters;
+    out.rules.push_back({rule.domain, rule.name, counters.allowed, counters.denied,
+                         counters.degraded, counters.exhausted_locally, rule.shadow,
+                         states[i].over_admission});
+  }
 }
 
 json peers_json(const crdt::Replica& replica, const rpc::PeerNetwork* peers, Nanos now) {
@@ -144,9 +182,10 @@ std::map<std::string, std::uint64_t> units_by_region(const crdt::Replica& replic
 
 }  // namespace
 
-NodeReport::NodeReport(Sources sources) : from_(std::move(sources)), started_at_(from_.wall()) {}
+NodeReport::NodeReport(Sources sources)
+    : from_(std::move(sources)), started_at_(from_.wall()), background_(from_.loop) {}
 
-std::string NodeReport::status_json() {
+void NodeReport::status_json(Text done) {
   Engine& engine = from_.engine;
   const Nanos wall = from_.wall();
   const Nanos now = engine.clock(wall);
@@ -170,10 +209,9 @@ std::string NodeReport::status_json() {
            {"reincarnations", status.reincarnations}};
   const Forwarder* forwarder = from_.coordinator.forwarder();
   out["escrow"] = escrow_json(engine.escrow(), forwarder);
-  out["loop"] = loop_json(from_.turns);
+  out["loop"] = loop_json(*from_.loop.meter());
   out["storage"] = storage_json(status, from_.store);
   out["rules_file"] = rules_file_json(from_.control.status(), from_.config.rules, wall);
-  out["rules"] = rules_json(engine, *from_.control.rules(), wall);
   out["peers"] = peers_json(replica, from_.peers, now);
   if (from_.coordinator.state().has_home_rules) {
     const HomeCounters& homes = forwarder->counters();
@@ -189,11 +227,20 @@ std::string NodeReport::status_json() {
       {"repaired", counters.repaired_cells}, {"pushes", counters.pushes_sent},
       {"cells_sent", counters.cells_sent},   {"cells_received", counters.cells_received}};
   if (replica.cell_count() <= kMaxSummedCells) out["units_by_region"] = units_by_region(replica);
-  return out.dump(-1, ' ', false, json::error_handler_t::replace);
+  auto text = [&engine, wall, whole = std::make_shared<json>(std::move(out))] {
+    (*whole)["rules"] = rules_json(engine, wall);
+    return whole->dump(-1, ' ', false, json::error_handler_t::replace);
+  };
+  background_.run(std::move(text), std::move(done));
 }
 
-std::string NodeReport::metrics() {
-  return render_metrics(collect());
+void NodeReport::metrics(Text done) {
+  auto text = [&engine = from_.engine, wall = from_.wall(),
+               all = std::make_shared<NodeMetrics>(collect())] {
+    collect_rules(engine, wall, *all);
+    return render_metrics(*all);
+  };
+  background_.run(std::move(text), std::move(done));
 }
 
 NodeMetrics NodeReport::collect() {
@@ -212,20 +259,13 @@ NodeMetrics NodeReport::collect() {
   const RulesStatus& file = from_.control.status();
   out.rules_file = {file.version, seconds(file.since), file.reloads, file.refused,
                     file.last_error.empty()};
-  for (const rpc::LongestTurn& one : from_.turns.longest()) {
+  for (const rpc::LongestTurn& one : from_.loop.meter()->longest()) {
     out.turns.push_back({std::string(one.what), seconds(one.lately)});
   }
   const RequestIdCounters ids = engine.limiter().request_ids();
   out.request_ids = {ids.held, ids.repeated, ids.evicted};
   const TicketCounters tickets = engine.limiter().tickets();
   out.tickets = {tickets.open, tickets.timed_out, tickets.refused};
-  const std::vector<Rule>& rules = from_.control.rules()->rules();
-  for (std::uint32_t i = 0; i < rules.size(); ++i) {
-    const RuleCounters counters = engine.limiter().counters(i);
-    out.rules.push_back({rules[i].domain, rules[i].name, counters.allowed, counters.denied,
-                         counters.degraded, counters.exhausted_locally, rules[i].shadow,
-                         engine.over_admission(i, wall)});
-  }
   collect_peers(out, now);
   if (from_.store != nullptr) {
     const storage::StoreCounters counters = from_.store->counters();

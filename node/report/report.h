@@ -7,16 +7,18 @@
 #include <weir/node/config.h>
 #include <weir/node/control/rules_control.h>
 #include <weir/node/engine/engine.h>
+#include <weir/node/report/background.h>
 #include <weir/node/report/metrics.h>
 #include <weir/node/service/coordinator.h>
 #include <weir/node/service/service.h>
-#include <weir/rpc/net/turn_meter.h>
+#include <weir/rpc/net/event_loop.h>
 #include <weir/rpc/peers/peers.h>
 #include <weir/storage/store.h>
 
 namespace weir::node {
 
-/// What a node says of itself, to operators. For the main loop's thread.
+/// What a node says of itself, to operators. For the main loop's thread: it gathers there what is
+/// the same for any number of rules, and the rest in the background.
 class NodeReport final : public Operations {
  public:
   /// Everything that it reports on outlives it.
@@ -29,12 +31,12 @@ class NodeReport final : public Operations {
     const rpc::PeerNetwork* peers = nullptr;  ///< null: there are none
     std::function<Nanos()> wall;
     unsigned threads = 1;
-    const rpc::TurnMeter& turns;  ///< of the main loop
+    rpc::EventLoop& loop;  ///< the main loop, whose turns are measured
   };
   explicit NodeReport(Sources sources);
 
-  std::string status_json() override;
-  std::string metrics() override;
+  void status_json(Text done) override;
+  void metrics(Text done) override;
   bool healthy(std::string& why) override;
   bool ready(std::string& why) override;
 
@@ -45,6 +47,7 @@ class NodeReport final : public Operations {
 
   Sources from_;
   const Nanos started_at_;
+  Background background_;
 };
 
 }  // namespace weir::node
