@@ -33,7 +33,7 @@ double round_of(const BenchNode& node, const NodeBenchOptions& options, unsigned
 }  // namespace
 
 Json node_counted(const NodeBenchOptions& options) {
-  need(options.counted_keys * 1500, fmt::format("{} keys in a node", options.counted_keys));
+  need(options.counted_keys * 1000, fmt::format("{} keys in a node", options.counted_keys));
   BenchNode node({.program = options.program,
                   .directory = options.scratch + "/counted",
                   .rules = key_rules_text("token_bucket"),

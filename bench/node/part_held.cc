@@ -46,7 +46,7 @@ double restart(BenchNode& node) {
 }  // namespace
 
 Json node_held(const NodeBenchOptions& options) {
-  need(options.keys * 3000, fmt::format("two nodes with {} keys", options.keys));
+  need(options.keys * 1600, fmt::format("two nodes with {} keys", options.keys));
   const std::vector<NodePorts> members = ports_for(2);
   BenchNode::Options first{.program = options.program,
                            .directory = options.scratch + "/held-0",

@@ -167,7 +167,7 @@ double extreme(const Json& rows, const char* field, bool largest) {
 }  // namespace
 
 Json node_writers(const NodeBenchOptions& options) {
-  need(options.counted_keys * 5000, fmt::format("{} keys of five writers", options.counted_keys));
+  need(options.counted_keys * 1500, fmt::format("{} keys of five writers", options.counted_keys));
   Json rows = Json::array();
   for (const char* algorithm : kAlgorithms) {
     rows.push_back(in_child([&] { return five_writers(algorithm, options.counted_keys); }));
@@ -180,7 +180,7 @@ Json node_writers(const NodeBenchOptions& options) {
 }
 
 Json node_merge(const NodeBenchOptions& options) {
-  need(options.keys * 1200, fmt::format("a replica of {} cells of four writers", options.keys));
+  need(options.keys * 900, fmt::format("a replica of {} cells of four writers", options.keys));
   Json rows = Json::array();
   for (const char* algorithm : kAlgorithms) {
     rows.push_back(in_child([&] { return merges(algorithm, options.keys); }));

@@ -55,7 +55,7 @@ Json held_in_memory(const NodeBenchOptions& options, const std::string& algorith
 }  // namespace
 
 Json node_memory(const NodeBenchOptions& options) {
-  need(options.keys * 1500, fmt::format("{} keys in a node", options.keys));
+  need(options.keys * 800, fmt::format("{} keys in a node", options.keys));
   Json rows = Json::array();
   Json turns;
   double bytes = 0;
@@ -80,7 +80,7 @@ Json node_memory(const NodeBenchOptions& options) {
 Json node_full(const NodeBenchOptions& options) {
   constexpr double kGib = 1 << 30;
   const std::uint64_t sample = options.full_keys / 100;
-  need(sample * 1500, fmt::format("{} keys in a node", sample));
+  need(sample * 800, fmt::format("{} keys in a node", sample));
   BenchNode node({.program = options.program,
                   .directory = options.scratch + "/full",
                   .rules = key_rules_text("token_bucket"),
@@ -108,7 +108,7 @@ Json node_full(const NodeBenchOptions& options) {
 }
 
 Json node_ends(const NodeBenchOptions& options) {
-  need(options.keys * 3000, fmt::format("{} windows and buckets in a node", options.keys));
+  need(options.keys * 1400, fmt::format("{} windows and buckets in a node", options.keys));
   // A window and a bucket for each key. A bucket is over half a window after its last hit.
   const std::string rules = fmt::format(
       "domain: api\nrules:\n"
