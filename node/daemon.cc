@@ -19,6 +19,7 @@
 #include <weir/node/uv_handle.h>
 #include <weir/node/version.h>
 #include <weir/node/worker.h>
+#include <weir/rpc/net/background.h>
 #include <weir/rpc/net/event_loop.h>
 #include <weir/rpc/net/turn_meter.h>
 #include <weir/rpc/peers/peers.h>
@@ -51,6 +52,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   std::unique_ptr<storage::Store> store;
   std::unique_ptr<Engine> engine;
   std::unique_ptr<Coordinator> coordinator;
+  rpc::Background background{loop};
   std::unique_ptr<rpc::PeerNetwork> peers;
   std::unique_ptr<NodeReport> report;
   MainLoopAnswers answers;
@@ -180,9 +182,9 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
 
   bool start_fronts(std::string& error) {
     auto wall = [this] { return wall_clock(); };
-    report = std::make_unique<NodeReport>(NodeReport::Sources{config, *engine, *coordinator,
-                                                              control, store.get(), peers.get(),
-                                                              wall, config.threads, loop});
+    report = std::make_unique<NodeReport>(
+        NodeReport::Sources{config, *engine, *coordinator, control, store.get(), peers.get(), wall,
+                            config.threads, *loop.meter(), background});
     answers.rules = [this](std::string_view known) { return control.answer(known); };
     answers.status = [this](std::function<void(std::string)> done) {
       Turn turn(loop.meter(), "status");
@@ -246,11 +248,25 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     }
   }
 
+  /// Prepared beside the loop, in the order in which they were read.
   void take_rules(LoadedRules loaded) {
+    struct Read {
+      LoadedRules loaded;
+      std::shared_ptr<PreparedRules> prepared;
+    };
+    auto read = std::make_shared<Read>(Read{std::move(loaded), nullptr});
+    background.run(
+        [this, read] {
+          if (read->loaded.rules != nullptr) read->prepared = engine->prepare(read->loaded.rules);
+        },
+        [this, read] { bring_into_force(std::move(read->loaded), std::move(read->prepared)); });
+  }
+
+  void bring_into_force(LoadedRules loaded, std::shared_ptr<PreparedRules> prepared) {
     if (stopping) return;
     Turn turn(loop.meter(), "reload");
-    control.take(std::move(loaded), wall_clock(), [this](std::shared_ptr<const RuleSet> rules) {
-      engine->reload(rules);
+    control.take(std::move(loaded), wall_clock(), [&](const std::shared_ptr<const RuleSet>& rules) {
+      engine->reload(std::move(prepared));
       coordinator->rules_changed(*rules);
     });
   }

@@ -10,22 +10,23 @@ SeriesId Limiter::Impl::identity_of(const Rule& rule) const {
   return hash_with(internal::KeyedHash(options.hash_key), identity(rule));
 }
 
-std::unique_ptr<const Program> Limiter::Impl::make_program(std::shared_ptr<const RuleSet> rules,
-                                                           std::uint64_t version) {
+std::unique_ptr<Program> Limiter::Impl::draft_program(std::shared_ptr<const RuleSet> rules) const {
   auto program = std::make_unique<Program>();
-  program->version = version;
   program->rules = std::move(rules);
-  for (const Rule& rule : program->rules->rules()) {
-    SeriesId id = identity_of(rule);
+  const std::vector<Rule>& all = program->rules->rules();
+  program->compiled_rules.reserve(all.size());
+  program->by_identity.reserve(all.size());
+  for (const Rule& rule : all) {
+    const SeriesId id = identity_of(rule);
+    const auto index = static_cast<std::uint32_t>(program->compiled_rules.size());
     program->identities.push_back(id);
-    program->by_identity.emplace(id, static_cast<std::uint32_t>(program->compiled_rules.size()));
-    CompiledRule compiled = compile(rule, numbers.number_of(id, rule), id);
-    compiled.index = static_cast<std::uint32_t>(program->compiled_rules.size());
+    program->by_identity.emplace(id, index);
+    CompiledRule compiled = compile(rule, 0, id);
+    compiled.index = index;
     compiled.commit = compiled.commit && options.replicated;
     if (compiled.escrow) {
       compiled.name = hash_with(internal::KeyedHash(options.hash_key), "name of " + identity(rule));
-      program->escrow.emplace(compiled.name,
-                              static_cast<std::uint32_t>(program->compiled_rules.size()));
+      program->escrow.emplace(compiled.name, index);
     }
     program->compiled_rules.push_back(compiled);
   }
@@ -34,14 +35,23 @@ std::unique_ptr<const Program> Limiter::Impl::make_program(std::shared_ptr<const
   }
   if (program->compiled_rules.size() <= kScannedRules)
     program->prefilters = prefilters_of(program->compiled_rules);
-  versions.push_back(program->rules);
-  if (versions.size() > kVersionsKept) versions.erase(versions.begin());
   return program;
 }
 
-void Limiter::Impl::reload(std::shared_ptr<const RuleSet> rules) {
+std::unique_ptr<const Program> Limiter::Impl::number_program(std::unique_ptr<Program> drafted,
+                                                             std::uint64_t version) {
+  drafted->version = version;
+  for (CompiledRule& compiled : drafted->compiled_rules) {
+    compiled.number = numbers.number_of(drafted->identities[compiled.index], *compiled.rule);
+  }
+  versions.push_back(drafted->rules);
+  if (versions.size() > kVersionsKept) versions.erase(versions.begin());
+  return drafted;
+}
+
+void Limiter::Impl::reload(std::unique_ptr<Program> drafted) {
   std::lock_guard lock(reload_mutex);
-  programs.replace(make_program(std::move(rules), programs.current().version + 1));
+  programs.replace(number_program(std::move(drafted), programs.current().version + 1));
   forget_programs();
   if (numbers.size() < 2 * programs.current().compiled_rules.size() + kManyNumbers) return;
   std::vector<bool> used = used_numbers();
@@ -54,9 +64,11 @@ void Limiter::Impl::reload(std::shared_ptr<const RuleSet> rules) {
 
 void Limiter::Impl::forget_programs() {
   programs.reclaim([&](const Program& gone) {
-    for (const auto& [id, rule] : gone.by_identity) {
-      RuleCounters& sum = past[id];
-      RuleCounters more = gone.count(rule);
+    // In the order in which their counters stand.
+    for (std::uint32_t rule = 0; rule < gone.identities.size(); ++rule) {
+      const RuleCounters more = gone.count(rule);
+      if (more == RuleCounters{}) continue;
+      RuleCounters& sum = past[gone.identities[rule]];
       sum.allowed += more.allowed;
       sum.denied += more.denied;
       sum.degraded += more.degraded;
@@ -726,7 +738,15 @@ TicketCounters Limiter::tickets() const {
 }
 
 void Limiter::reload(std::shared_ptr<const RuleSet> rules) {
-  impl_->reload(std::move(rules));
+  impl_->reload(impl_->draft_program(std::move(rules)));
+}
+
+std::shared_ptr<PreparedRules> Limiter::prepare(std::shared_ptr<const RuleSet> rules) const {
+  return std::make_shared<PreparedRules>(impl_->draft_program(std::move(rules)));
+}
+
+void Limiter::reload(std::shared_ptr<PreparedRules> prepared) {
+  impl_->reload(std::move(prepared->program));
 }
 
 std::shared_ptr<const RuleSet> Limiter::rules() const {

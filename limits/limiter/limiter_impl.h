@@ -243,16 +243,18 @@ struct Limiter::Impl {
         table(given.max_series, given.replicated, given.populate),
         ids(given.hash_key, given.max_request_ids, given.request_id_ttl),
         tickets(given.max_tickets),
-        programs(make_program(std::move(rules), 1)) {}
+        programs(number_program(draft_program(std::move(rules)), 1)) {}
   SeriesId identity_of(const Rule& rule) const;
+  /// All of a program but for its version and its rules' numbers. Any thread.
+  std::unique_ptr<Program> draft_program(std::shared_ptr<const RuleSet> rules) const;
 
   // The rules in force. With reload_mutex, but for use().
 
-  std::unique_ptr<const Program> make_program(std::shared_ptr<const RuleSet> rules,
-                                              std::uint64_t version);
+  std::unique_ptr<const Program> number_program(std::unique_ptr<Program> drafted,
+                                                std::uint64_t version);
 
   Programs::Use use(const Local& work) { return programs.use(work.stripe); }
-  void reload(std::shared_ptr<const RuleSet> rules);
+  void reload(std::unique_ptr<Program> drafted);
   void forget_programs();
   std::vector<bool> used_numbers() const;
   /// With the entry's lock.

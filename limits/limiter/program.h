@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <weir/limits/algorithms/bucket.h>
@@ -140,6 +141,12 @@ struct Program {
     }
     return sum;
   }
+};
+
+/// What Limiter::prepare made, until it is in force.
+struct PreparedRules {
+  explicit PreparedRules(std::unique_ptr<Program> made) : program(std::move(made)) {}
+  std::unique_ptr<Program> program;
 };
 
 SeriesId hash_with(const internal::KeyedHash& hash_key, std::string_view text);

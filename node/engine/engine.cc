@@ -154,9 +154,9 @@ Settled Engine::settle(Ticket ticket, std::uint64_t actual, Nanos wall) {
   return limiter_->settle(ticket, actual, clock(wall));
 }
 
-void Engine::reload(std::shared_ptr<const RuleSet> rules) {
-  options_.rules = rules;
-  limiter_->reload(std::move(rules));
+void Engine::reload(std::shared_ptr<PreparedRules> prepared) {
+  limiter_->reload(std::move(prepared));
+  options_.rules = limiter_->rules();
   escrow_->rules_changed();
 }
 

@@ -182,8 +182,7 @@ std::map<std::string, std::uint64_t> units_by_region(const crdt::Replica& replic
 
 }  // namespace
 
-NodeReport::NodeReport(Sources sources)
-    : from_(std::move(sources)), started_at_(from_.wall()), background_(from_.loop) {}
+NodeReport::NodeReport(Sources sources) : from_(std::move(sources)), started_at_(from_.wall()) {}
 
 void NodeReport::status_json(Text done) {
   Engine& engine = from_.engine;
@@ -209,7 +208,7 @@ void NodeReport::status_json(Text done) {
            {"reincarnations", status.reincarnations}};
   const Forwarder* forwarder = from_.coordinator.forwarder();
   out["escrow"] = escrow_json(engine.escrow(), forwarder);
-  out["loop"] = loop_json(*from_.loop.meter());
+  out["loop"] = loop_json(from_.turns);
   out["storage"] = storage_json(status, from_.store);
   out["rules_file"] = rules_file_json(from_.control.status(), from_.config.rules, wall);
   out["peers"] = peers_json(replica, from_.peers, now);
@@ -227,20 +226,30 @@ void NodeReport::status_json(Text done) {
       {"repaired", counters.repaired_cells}, {"pushes", counters.pushes_sent},
       {"cells_sent", counters.cells_sent},   {"cells_received", counters.cells_received}};
   if (replica.cell_count() <= kMaxSummedCells) out["units_by_region"] = units_by_region(replica);
-  auto text = [&engine, wall, whole = std::make_shared<json>(std::move(out))] {
-    (*whole)["rules"] = rules_json(engine, wall);
-    return whole->dump(-1, ' ', false, json::error_handler_t::replace);
-  };
-  background_.run(std::move(text), std::move(done));
+  auto whole = std::make_shared<json>(std::move(out));
+  make_text(
+      [&engine, wall, whole] {
+        (*whole)["rules"] = rules_json(engine, wall);
+        return whole->dump(-1, ' ', false, json::error_handler_t::replace);
+      },
+      std::move(done));
 }
 
 void NodeReport::metrics(Text done) {
-  auto text = [&engine = from_.engine, wall = from_.wall(),
-               all = std::make_shared<NodeMetrics>(collect())] {
-    collect_rules(engine, wall, *all);
-    return render_metrics(*all);
-  };
-  background_.run(std::move(text), std::move(done));
+  auto all = std::make_shared<NodeMetrics>(collect());
+  make_text(
+      [&engine = from_.engine, wall = from_.wall(), all] {
+        collect_rules(engine, wall, *all);
+        return render_metrics(*all);
+      },
+      std::move(done));
+}
+
+/// In the background, as it may be long.
+void NodeReport::make_text(std::function<std::string()> make, Text done) {
+  auto text = std::make_shared<std::string>();
+  from_.background.run([make = std::move(make), text] { *text = make(); },
+                       [done = std::move(done), text] { done(std::move(*text)); });
 }
 
 NodeMetrics NodeReport::collect() {
@@ -259,7 +268,7 @@ NodeMetrics NodeReport::collect() {
   const RulesStatus& file = from_.control.status();
   out.rules_file = {file.version, seconds(file.since), file.reloads, file.refused,
                     file.last_error.empty()};
-  for (const rpc::LongestTurn& one : from_.loop.meter()->longest()) {
+  for (const rpc::LongestTurn& one : from_.turns.longest()) {
     out.turns.push_back({std::string(one.what), seconds(one.lately)});
   }
   const RequestIdCounters ids = engine.limiter().request_ids();

@@ -7,11 +7,11 @@
 #include <weir/node/config.h>
 #include <weir/node/control/rules_control.h>
 #include <weir/node/engine/engine.h>
-#include <weir/node/report/background.h>
 #include <weir/node/report/metrics.h>
 #include <weir/node/service/coordinator.h>
 #include <weir/node/service/service.h>
-#include <weir/rpc/net/event_loop.h>
+#include <weir/rpc/net/background.h>
+#include <weir/rpc/net/turn_meter.h>
 #include <weir/rpc/peers/peers.h>
 #include <weir/storage/store.h>
 
@@ -31,7 +31,8 @@ class NodeReport final : public Operations {
     const rpc::PeerNetwork* peers = nullptr;  ///< null: there are none
     std::function<Nanos()> wall;
     unsigned threads = 1;
-    rpc::EventLoop& loop;  ///< the main loop, whose turns are measured
+    const rpc::TurnMeter& turns;  ///< of the main loop
+    rpc::Background& background;  ///< of the main loop, too
   };
   explicit NodeReport(Sources sources);
 
@@ -41,13 +42,13 @@ class NodeReport final : public Operations {
   bool ready(std::string& why) override;
 
  private:
+  void make_text(std::function<std::string()> make, Text done);
   NodeMetrics collect();
   void collect_peers(NodeMetrics& out, Nanos now);
   void collect_rights(NodeMetrics& out);
 
   Sources from_;
   const Nanos started_at_;
-  Background background_;
 };
 
 }  // namespace weir::node
