@@ -50,6 +50,7 @@ struct RuleCounters {
   std::uint64_t degraded = 0;  ///< requests that on_failure answered
   /// Of the denied: escrow, there were no rights here, but perhaps at other members.
   std::uint64_t exhausted_locally = 0;
+  friend bool operator==(const RuleCounters&, const RuleCounters&) = default;
 };
 
 struct RequestIdCounters {
@@ -65,7 +66,8 @@ struct TicketCounters {
   std::uint64_t refused = 0;    ///< reservations for which there was no room
 };
 
-class ReplicaSide;  // replica_side.h
+class ReplicaSide;     // replica_side.h
+struct PreparedRules;  // by Limiter::prepare
 
 /// Decides from memory. Thread-safe: any number of threads may call any member at any time, except
 /// where said otherwise. No call does I/O, waits for anything but another call on the same series
@@ -129,6 +131,11 @@ class Limiter {
   /// alive that it saw last; sweep() frees the rest. docs/rules.md says what becomes of what was
   /// consumed.
   void reload(std::shared_ptr<const RuleSet> rules);
+  /// The same in two steps, for a thread that must not stand still: most of the work is in
+  /// prepare(), on any other thread, and changes nothing. What it made is for this limiter, once;
+  /// other rules may have come into force meanwhile.
+  std::shared_ptr<PreparedRules> prepare(std::shared_ptr<const RuleSet> rules) const;
+  void reload(std::shared_ptr<PreparedRules> prepared);
 
   /// Those in force. Where it is said of a `rule` that it is an index, it is one into these; beyond
   /// them is answered with nothing.

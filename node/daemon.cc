@@ -19,7 +19,9 @@
 #include <weir/node/uv_handle.h>
 #include <weir/node/version.h>
 #include <weir/node/worker.h>
+#include <weir/rpc/net/background.h>
 #include <weir/rpc/net/event_loop.h>
+#include <weir/rpc/net/turn_meter.h>
 #include <weir/rpc/peers/peers.h>
 #include <weir/storage/store.h>
 
@@ -30,6 +32,9 @@ namespace {
 constexpr std::uint64_t kHandOverMs = 1000;
 /// Time for the last answers to leave before connections close.
 constexpr std::uint64_t kFarewellMs = 50;
+
+/// What the main loop's thread does, for the metric of its longest turns.
+using Turn = rpc::TurnMeter::Scope;
 
 std::string peer_name(const crdt::Member& member) {
   return member.region + "/" + member.node;
@@ -47,6 +52,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   std::unique_ptr<storage::Store> store;
   std::unique_ptr<Engine> engine;
   std::unique_ptr<Coordinator> coordinator;
+  rpc::Background background{loop};
   std::unique_ptr<rpc::PeerNetwork> peers;
   std::unique_ptr<NodeReport> report;
   MainLoopAnswers answers;
@@ -70,6 +76,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
             std::move(loaded), [this](const RuleSet& set) { return unsuitable(set, config); }, out,
             wall_clock()) {
     if (config.threads == 0) config.threads = usable_cores();
+    loop.measure_turns();
   }
 
   ~Impl() noexcept override {
@@ -124,6 +131,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
       log.warn("reincarnated", {{"incarnation", crdt::to_string(fresh)}});
       if (peers) peers->set_incarnation(fresh);
     };
+    events.step = [this](std::string_view what) { loop.meter()->step(what); };
     events.log = [this](const std::string& event, const std::string& detail) {
       log.error(event, {{"detail", detail}});
     };
@@ -142,11 +150,13 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     storage::StoreEvents events;
     events.committed = [this](crdt::WriteId upto) {
       loop.post([this, upto] {
+        Turn turn(loop.meter(), "commit");
         if (!closed) engine->committed(upto, wall_clock());
       });
     };
     events.failed = [this](const std::string& reason) {
       loop.post([this, reason] {
+        Turn turn(loop.meter(), "store_failed");
         if (!closed) engine->store_failed(reason, wall_clock());
       });
     };
@@ -172,10 +182,14 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
 
   bool start_fronts(std::string& error) {
     auto wall = [this] { return wall_clock(); };
-    report = std::make_unique<NodeReport>(NodeReport::Sources{
-        config, *engine, *coordinator, control, store.get(), peers.get(), wall, config.threads});
+    report = std::make_unique<NodeReport>(
+        NodeReport::Sources{config, *engine, *coordinator, control, store.get(), peers.get(), wall,
+                            config.threads, *loop.meter(), background});
     answers.rules = [this](std::string_view known) { return control.answer(known); };
-    answers.status = [this] { return report->status_json(); };
+    answers.status = [this](std::function<void(std::string)> done) {
+      Turn turn(loop.meter(), "status");
+      report->status_json(std::move(done));
+    };
     shared = std::make_unique<Worker::Shared>(
         Worker::Shared{config, loop, *engine, *coordinator, answers, wall});
     for (unsigned i = 0; i < config.threads; ++i) {
@@ -234,17 +248,34 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     }
   }
 
+  /// Prepared beside the loop, in the order in which they were read.
   void take_rules(LoadedRules loaded) {
+    struct Read {
+      LoadedRules loaded;
+      std::shared_ptr<PreparedRules> prepared;
+    };
+    auto read = std::make_shared<Read>(Read{std::move(loaded), nullptr});
+    background.run(
+        [this, read] {
+          if (read->loaded.rules != nullptr) read->prepared = engine->prepare(read->loaded.rules);
+        },
+        [this, read] { bring_into_force(std::move(read->loaded), std::move(read->prepared)); });
+  }
+
+  void bring_into_force(LoadedRules loaded, std::shared_ptr<PreparedRules> prepared) {
     if (stopping) return;
-    control.take(std::move(loaded), wall_clock(), [this](std::shared_ptr<const RuleSet> rules) {
-      engine->reload(rules);
+    Turn turn(loop.meter(), "reload");
+    control.take(std::move(loaded), wall_clock(), [&](const std::shared_ptr<const RuleSet>& rules) {
+      engine->reload(std::move(prepared));
       coordinator->rules_changed(*rules);
     });
   }
 
   void pump() {
     if (closed) return;
+    Turn turn(loop.meter(), "tick");
     engine->pump(wall_clock());
+    loop.meter()->step("forward");
     coordinator->pump();
     if (engine->ready_for_more()) {
       for (auto& held : std::exchange(held_peers, {})) held->fulfill();
@@ -269,6 +300,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   /// Peers get the rights that are left here, so that these do not lie idle meanwhile.
   void stop() {
     if (stopping) return;
+    Turn turn(loop.meter(), "stop");
     log.info("stopping");
     stopping = true;
     coordinator->state().stopping = true;
@@ -310,12 +342,14 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   // Peers.
 
   void peer_up(crdt::PeerIndex peer, const crdt::Incarnation& incarnation) override {
+    Turn turn(loop.meter(), "peer_up");
     log.info("peer_up", {{"peer", peer_name(config.peers[peer].member)},
                          {"incarnation", crdt::to_string(incarnation)}});
     if (!closed) engine->peer_up(peer, incarnation, wall_clock());
   }
 
   void peer_down(crdt::PeerIndex peer) override {
+    Turn turn(loop.meter(), "peer_down");
     log.warn("peer_down", {{"peer", peer_name(config.peers[peer].member)},
                            {"reason", peers ? peers->status(peer).last_error : ""}});
     if (!closed) engine->peer_down(peer);
@@ -337,14 +371,17 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
 
   void serve(crdt::PeerIndex, std::vector<rpc::CheckItem> items,
              std::function<void(std::vector<Reply>)> done) override {
+    Turn turn(loop.meter(), "serve");
     coordinator->serve(items, std::move(done));
   }
   void serve_reserve(crdt::PeerIndex, rpc::CheckItem item, Nanos timeout,
                      std::function<void(ReserveReply)> done) override {
+    Turn turn(loop.meter(), "serve");
     coordinator->serve_reserve(item, timeout, std::move(done));
   }
   void serve_settle(crdt::PeerIndex, std::string ticket, std::uint64_t hits,
                     std::function<void(SettleReply)> done) override {
+    Turn turn(loop.meter(), "serve");
     coordinator->serve_settle(ticket, hits, std::move(done));
   }
 

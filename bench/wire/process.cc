@@ -83,15 +83,16 @@ Process::~Process() {
   ::waitpid(pid_, nullptr, 0);
 }
 
-void Process::wait_for_port(std::uint16_t port) {
-  for (int i = 0; i < 1000; ++i) {
+void Process::wait_for_port(std::uint16_t port, double patience_seconds) {
+  const int tries = static_cast<int>(patience_seconds * 200);
+  for (int i = 0; i < tries; ++i) {
     if (takes_connections(port)) return;
     int status = 0;
     if (::waitpid(pid_, &status, WNOHANG) == pid_) {
       pid_ = -1;
       break;
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   throw std::runtime_error(options_.command[0] + " does not answer; its output ends:\n" +
                            log_end());

@@ -26,8 +26,8 @@ class Process {
   Process& operator=(const Process&) = delete;
 
   /// Waits until 127.0.0.1:`port` takes connections; throws std::runtime_error, with the end of
-  /// what the program wrote, if it ends before that or needs more than 10 s.
-  void wait_for_port(std::uint16_t port);
+  /// what the program wrote, if it ends before that or needs longer than that.
+  void wait_for_port(std::uint16_t port, double patience_seconds = 10);
   /// Waits for its end, and returns its exit code; -1 if a signal ended it.
   int wait();
   pid_t pid() const { return pid_; }

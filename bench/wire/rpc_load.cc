@@ -48,7 +48,7 @@ std::string finish_message(std::uint32_t id, bool release) {
   return framed(message);
 }
 
-std::string call_message(std::uint32_t id, std::uint32_t service, unsigned batch) {
+std::string call_message(std::uint32_t id, std::uint32_t service, unsigned batch, unsigned hits) {
   capnp::MallocMessageBuilder message(256 + 32 * batch);
   auto call = message.initRoot<capnp::rpc::Message>().initCall();
   call.setQuestionId(id);
@@ -58,6 +58,7 @@ std::string call_message(std::uint32_t id, std::uint32_t service, unsigned batch
   auto parameters = call.initParams().getContent().initAs<Service::CheckParams>();
   for (auto check : parameters.initRequests(batch)) {
     check.setDomain("api");
+    check.setHits(hits);
     auto entry = check.initEntries(1)[0];
     entry.setKey("key");
     entry.setValue(kKeyPlace);
@@ -186,7 +187,7 @@ void RpcLoad::open(Link& link) {
   }
   links_.send(link, finish_message(0, false));
   for (std::uint32_t id = 0; id < shape_.in_flight; ++id) {
-    Message call{call_message(id, connection.service, shape_.batch)};
+    Message call{call_message(id, connection.service, shape_.batch, target_.hits)};
     for (std::size_t at = 0; (at = call.bytes.find(kKeyPlace, at)) != std::string::npos; ++at) {
       call.keys_at.push_back(at);
     }
@@ -199,7 +200,7 @@ void RpcLoad::open(Link& link) {
 void RpcLoad::append_call(Connection& connection, std::uint32_t id, std::uint64_t now) {
   Message& call = connection.calls[id];
   for (std::size_t at : call.keys_at) {
-    Key16 key = key_of(next_random(random_) % target_.keys);
+    Key16 key = key_of((in_order_ ? next_key_++ : next_random(random_)) % target_.keys);
     std::memcpy(call.bytes.data() + at, key.text.data(), key.text.size());
   }
   output_ += call.bytes;
@@ -224,9 +225,9 @@ std::uint32_t RpcLoad::read_answer(std::string_view frame) {
   return answer.getAnswerId();
 }
 
-unsigned RpcLoad::take_answers(Link& link, std::uint64_t now, bool over) {
+template <typename Answered>
+void RpcLoad::take_answers(Link& link, std::uint64_t now, Answered&& answered) {
   Connection& connection = connections_[link.index];
-  unsigned taken = 0;
   output_.clear();
   for (;;) {
     std::size_t size = frame_size(link.unread());
@@ -235,18 +236,16 @@ unsigned RpcLoad::take_answers(Link& link, std::uint64_t now, bool over) {
     link.take(size);
     load_.latency.record(now - connection.since.at(id));
     output_ += connection.finishes[id].bytes;
-    ++taken;
-    if (!over) append_call(connection, id, now);
+    if (answered(id)) append_call(connection, id, now);
   }
   links_.send(link, output_);
-  return taken;
 }
 
-Load RpcLoad::closed(double seconds) {
+template <typename Over>
+Load RpcLoad::again_and_again(Over&& over) {
   load_ = {};
   std::uint64_t cpu = thread_cpu_ns();
   std::uint64_t start = steady_ns();
-  std::uint64_t end = start + static_cast<std::uint64_t>(seconds * 1e9);
   std::uint64_t now = start;
   for (Link& link : links_.all()) {
     output_.clear();
@@ -259,9 +258,64 @@ Load RpcLoad::closed(double seconds) {
   while (open > 0) {
     links_.wait(100, [&](Link& link) {
       now = steady_ns();
-      unsigned taken = take_answers(link, now, now >= end);
-      if (now >= end) open -= taken;
+      take_answers(link, now, [&](std::uint32_t) {
+        if (!over(now - start)) return true;
+        --open;
+        return false;
+      });
     });
+  }
+  load_.ns = now - start;
+  load_.load_cpu_ns = thread_cpu_ns() - cpu;
+  return load_;
+}
+
+Load RpcLoad::closed(double seconds) {
+  const auto span = static_cast<std::uint64_t>(seconds * 1e9);
+  return again_and_again([span](std::uint64_t passed) { return passed >= span; });
+}
+
+Load RpcLoad::ask_all(std::uint64_t first) {
+  in_order_ = true;
+  next_key_ = first;
+  Load load = again_and_again([this](std::uint64_t) { return next_key_ >= target_.keys; });
+  in_order_ = false;
+  return load;
+}
+
+Load RpcLoad::paced(double rate, double seconds) {
+  struct Free {
+    Link* link;
+    std::uint32_t id;
+  };
+  std::vector<Free> free;
+  for (Link& link : links_.all()) {
+    for (std::uint32_t id = 0; id < shape_.in_flight; ++id) free.push_back({&link, id});
+  }
+  const std::size_t all = free.size();
+  load_ = {};
+  std::uint64_t cpu = thread_cpu_ns();
+  std::uint64_t start = steady_ns();
+  std::uint64_t now = start;
+  std::uint64_t end = start + static_cast<std::uint64_t>(seconds * 1e9);
+  const double gap = 1e9 * shape_.batch / rate;
+  for (double due = static_cast<double>(start); now < end || free.size() < all;) {
+    while (now < end && static_cast<double>(now) >= due && !free.empty()) {
+      Free one = free.back();
+      free.pop_back();
+      output_.clear();
+      append_call(connections_[one.link->index], one.id, now);
+      links_.send(*one.link, output_);
+      due += gap;
+    }
+    // Not longer than a millisecond: the next call may be due.
+    links_.wait(1, [&](Link& link) {
+      take_answers(link, steady_ns(), [&](std::uint32_t id) {
+        free.push_back({&link, id});
+        return false;
+      });
+    });
+    now = steady_ns();
   }
   load_.ns = now - start;
   load_.load_cpu_ns = thread_cpu_ns() - cpu;

@@ -12,6 +12,7 @@ namespace weir::bench {
 struct RpcTarget {
   std::uint16_t port = 0;  ///< on 127.0.0.1
   std::uint64_t keys = 0;  ///< of which each check has one, at random
+  unsigned hits = 1;       ///< of each check; 0 asks and consumes nothing
 };
 
 struct RpcShape {
@@ -30,6 +31,12 @@ class RpcLoad {
   /// Connects, and asks for the service.
   RpcLoad(const RpcTarget& target, const RpcShape& shape);
   Load closed(double seconds);
+  /// As many checks a second, whole calls at even distances; a call that is due waits while as many
+  /// as the shape says are unanswered.
+  Load paced(double rate, double seconds);
+  /// Each key from `first` on once, in the order of the indices; the last calls may go on with the
+  /// first keys.
+  Load ask_all(std::uint64_t first = 0);
 
  private:
   struct Message {
@@ -45,14 +52,20 @@ class RpcLoad {
 
   void open(Link& link);
   void append_call(Connection& connection, std::uint32_t id, std::uint64_t now);
-  /// Takes what has been answered; returns how many calls, and appends the next ones to the output
-  /// unless the turn is over.
-  unsigned take_answers(Link& link, std::uint64_t now, bool over);
+  /// Takes what has been answered, and tells `answered(id)` of each call; where that says so the
+  /// call is made anew.
+  template <typename Answered>
+  void take_answers(Link& link, std::uint64_t now, Answered&& answered);
+  /// Calls are made anew until `over(ns since the first one)`.
+  template <typename Over>
+  Load again_and_again(Over&& over);
   std::uint32_t read_answer(std::string_view frame);
 
   RpcTarget target_;
   RpcShape shape_;
   std::uint64_t random_;
+  bool in_order_ = false;       // of the keys' indices
+  std::uint64_t next_key_ = 0;  // then
   Links links_;
   std::vector<Connection> connections_;  // by link
   std::string output_;

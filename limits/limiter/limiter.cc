@@ -207,7 +207,15 @@ TicketCounters Limiter::tickets() const {
 }
 
 void Limiter::reload(std::shared_ptr<const RuleSet> rules) {
-  impl_->reload(std::move(rules));
+  impl_->reload(impl_->rules.prepare(std::move(rules)));
+}
+
+std::shared_ptr<PreparedRules> Limiter::prepare(std::shared_ptr<const RuleSet> rules) const {
+  return std::make_shared<PreparedRules>(impl_->rules.prepare(std::move(rules)));
+}
+
+void Limiter::reload(std::shared_ptr<PreparedRules> prepared) {
+  impl_->reload(std::move(prepared->program));
 }
 
 std::shared_ptr<const RuleSet> Limiter::rules() const {

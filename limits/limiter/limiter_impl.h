@@ -303,7 +303,7 @@ struct Limiter::Impl {
   static void keep_reserve(const CompiledRule& compiled, Item& item, WindowCell& cell);
   std::size_t sweep(Nanos floor);
 
-  void reload(std::shared_ptr<const RuleSet> fresh);
+  void reload(std::unique_ptr<Program> prepared);
 
   /// With its lock: it may be forgotten.
   bool is_over(SeriesEntry& entry, Nanos floor);

@@ -279,8 +279,8 @@ std::size_t Limiter::Impl::sweep(Nanos floor) {
   return gone;
 }
 
-void Limiter::Impl::reload(std::shared_ptr<const RuleSet> fresh) {
-  rules.reload(std::move(fresh), [&](NumbersInUse* in_use) {
+void Limiter::Impl::reload(std::unique_ptr<Program> prepared) {
+  rules.reload(std::move(prepared), [&](NumbersInUse* in_use) {
     table.visit_all([&](const SeriesEntry& entry) {
       in_use->note(table.rule(entry));
       return false;

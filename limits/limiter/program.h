@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <weir/limits/algorithms/bucket.h>
@@ -125,6 +126,7 @@ struct Program {
   std::shared_ptr<const RuleSet> rules;
   std::vector<CompiledRule> compiled_rules;  // by rule
   std::vector<Prefilter> prefilters;         // by rule, or none
+  std::vector<SeriesId> identities;          // by rule
   std::unordered_map<SeriesId, std::uint32_t> by_identity;
   std::unordered_map<SeriesId, std::uint32_t> by_name;  // escrow rules, by CompiledRule::name
   std::array<std::unique_ptr<AtomicCounters[]>, kStripes> counters;  // by rule
@@ -148,6 +150,12 @@ struct Program {
     }
     return sum;
   }
+};
+
+/// What Limiter::prepare made, until it is in force.
+struct PreparedRules {
+  explicit PreparedRules(std::unique_ptr<Program> made) : program(std::move(made)) {}
+  std::unique_ptr<Program> program;
 };
 
 SeriesId hash_with(const internal::KeyedHash& hash_key, std::string_view text);

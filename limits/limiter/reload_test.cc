@@ -294,6 +294,49 @@ TEST(Reload, WhileThreadsDecide) {
   EXPECT_LE(alive, 8 + 17);
 }
 
+TEST(Prepared, ChangesNothingUntilItIsLoaded) {
+  Under under(rule(10));
+  EXPECT_TRUE(under.check(4));
+  auto prepared = under.limiter.prepare(set({rule(20)}));
+  EXPECT_EQ(under.left(), 6u);
+  under.limiter.reload(std::move(prepared));
+  EXPECT_EQ(under.left(), 16u) << "goes on with its counts";
+  EXPECT_EQ(under.limiter.counters(0).allowed, 3u);
+}
+
+TEST(Prepared, MayBeOvertaken) {
+  Under under(rule(10));
+  auto first = under.limiter.prepare(set({named("a", 5), rule(20)}));
+  auto second = under.limiter.prepare(set({rule(30)}));
+  EXPECT_TRUE(under.check(4));
+  under.reload({named("b", 7)});
+  under.limiter.sweep(kNow + kDay);  // which forgets the numbers of rules that are gone
+  under.limiter.reload(std::move(second));
+  EXPECT_TRUE(under.check(1));
+  under.limiter.reload(std::move(first));
+  EXPECT_EQ(under.limiter.rules()->rules().size(), 2u);
+  under.check(0);
+  ASSERT_EQ(under.decision.statuses.size(), 2u);
+  EXPECT_EQ(under.decision.statuses[0].remaining, 5u);
+}
+
+TEST(Prepared, OnAnyThreadWhileOthersDecideAndReload) {
+  Under under(rule(1'000'000));
+  std::atomic<bool> stop{false};
+  std::thread preparing([&] {
+    for (std::uint64_t i = 0; !stop; ++i) under.limiter.prepare(set({rule(1'000'000 + i % 3)}));
+  });
+  for (std::uint64_t i = 0; i < 300; ++i) {
+    auto prepared = under.limiter.prepare(set({rule(1'000'000 + i % 5)}));
+    ASSERT_TRUE(under.check(1));
+    under.limiter.reload(std::move(prepared));
+    under.limiter.sweep(kNow - kMinute);
+  }
+  stop = true;
+  preparing.join();
+  EXPECT_EQ(under.limiter.counters(0).allowed, 300u);
+}
+
 struct Watched {
   explicit Watched(int number, std::atomic<int>& count) : value(number), alive(count) { ++alive; }
   ~Watched() {

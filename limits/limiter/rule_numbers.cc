@@ -9,18 +9,13 @@ RuleNumbers::~RuleNumbers() {
   for (std::atomic<Place*>& block : blocks_) delete[] block.load();
 }
 
-RuleNumbers::Meaning RuleNumbers::meaning_of(const Kept& kept) {
-  if (!is_bucket(kept.rule.algorithm)) return {kept.identity};
-  return {kept.identity, kept.rule.limit, kept.rule.burst, kept.rule.max_debt};
+RuleNumbers::Meaning RuleNumbers::meaning_of(const crdt::SeriesId& identity, const Rule& rule) {
+  if (!is_bucket(rule.algorithm)) return {identity};
+  return {identity, rule.limit, rule.burst, rule.max_debt};
 }
 
-RuleNumbers::Place& RuleNumbers::place(std::uint32_t number) const {
-  std::uint64_t shifted = number + kFirst;
-  auto block = static_cast<std::size_t>(std::bit_width(shifted) - std::bit_width(kFirst));
-  return blocks_[block].load(std::memory_order_acquire)[shifted - (kFirst << block)];
-}
-
-std::uint32_t RuleNumbers::number_of(const crdt::SeriesId& identity, const Rule& rule) {
+std::unique_ptr<RuleNumbers::Kept> RuleNumbers::kept_of(const crdt::SeriesId& identity,
+                                                        const Rule& rule) {
   auto kept = std::make_unique<Kept>();
   kept->identity = identity;
   kept->rule.limit = rule.limit;
@@ -38,7 +33,17 @@ std::uint32_t RuleNumbers::number_of(const crdt::SeriesId& identity, const Rule&
     kept->bucket = bucket_shape(rule);
     kept->fill_time = kept->bucket.fill_time();
   }
-  auto [known, fresh] = numbers_.try_emplace(meaning_of(*kept), 0);
+  return kept;
+}
+
+RuleNumbers::Place& RuleNumbers::place(std::uint32_t number) const {
+  std::uint64_t shifted = number + kFirst;
+  auto block = static_cast<std::size_t>(std::bit_width(shifted) - std::bit_width(kFirst));
+  return blocks_[block].load(std::memory_order_acquire)[shifted - (kFirst << block)];
+}
+
+std::uint32_t RuleNumbers::number_of(const crdt::SeriesId& identity, const Rule& rule) {
+  auto [known, fresh] = numbers_.try_emplace(meaning_of(identity, rule), 0);
   if (!fresh) return known->second;
   if (free_.empty()) {
     std::uint64_t shifted = end_ + kFirst;
@@ -51,7 +56,7 @@ std::uint32_t RuleNumbers::number_of(const crdt::SeriesId& identity, const Rule&
   known->second = free_.back();
   free_.pop_back();
   ++identities_[identity];
-  place(known->second).store(kept.release(), std::memory_order_release);
+  place(known->second).store(kept_of(identity, rule).release(), std::memory_order_release);
   return known->second;
 }
 

@@ -83,7 +83,8 @@ class RuleNumbers {
   static constexpr std::uint64_t kFirst = 64;
   static constexpr std::size_t kBlocks = 26;  // of 2^32 numbers
 
-  static Meaning meaning_of(const Kept& kept);
+  static Meaning meaning_of(const crdt::SeriesId& identity, const Rule& rule);
+  static std::unique_ptr<Kept> kept_of(const crdt::SeriesId& identity, const Rule& rule);
   Place& place(std::uint32_t number) const;
 
   std::array<std::atomic<Place*>, kBlocks + 1> blocks_{};

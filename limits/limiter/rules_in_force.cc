@@ -20,27 +20,31 @@ void add(RuleCounters& sum, const RuleCounters& more) {
 
 RulesInForce::RulesInForce(std::shared_ptr<const RuleSet> rules, const HashKey& key,
                            bool replicated)
-    : hash_(key), replicated_(replicated), programs_(make_program(std::move(rules), 1)) {}
+    : hash_(key),
+      replicated_(replicated),
+      programs_(number_program(prepare(std::move(rules)), 1)) {}
 
 SeriesId RulesInForce::identity_of(const Rule& rule) const {
   return hash_with(hash_, weir::identity(rule));
 }
 
-std::unique_ptr<const Program> RulesInForce::make_program(std::shared_ptr<const RuleSet> rules,
-                                                          std::uint64_t version) {
+std::unique_ptr<Program> RulesInForce::prepare(std::shared_ptr<const RuleSet> rules) const {
   auto program = std::make_unique<Program>();
-  program->version = version;
   program->rules = std::move(rules);
-  for (const Rule& rule : program->rules->rules()) {
+  const std::vector<Rule>& all = program->rules->rules();
+  program->compiled_rules.reserve(all.size());
+  program->by_identity.reserve(all.size());
+  for (const Rule& rule : all) {
     SeriesId id = identity_of(rule);
     auto index = static_cast<std::uint32_t>(program->compiled_rules.size());
-    CompiledRule compiled = compile(rule, numbers_.number_of(id, rule), id);
+    CompiledRule compiled = compile(rule, 0, id);
     compiled.index = index;
     compiled.commit = compiled.commit && replicated_;
     if (compiled.escrow) {
       compiled.name = hash_with(hash_, "name of " + weir::identity(rule));
       program->by_name.emplace(compiled.name, index);
     }
+    program->identities.push_back(id);
     program->by_identity.emplace(id, index);
     program->compiled_rules.push_back(compiled);
   }
@@ -49,9 +53,18 @@ std::unique_ptr<const Program> RulesInForce::make_program(std::shared_ptr<const 
   }
   if (program->compiled_rules.size() <= kScannedRules)
     program->prefilters = prefilters_of(program->compiled_rules);
-  versions_.push_back(program->rules);
-  if (versions_.size() > kVersionsKept) versions_.erase(versions_.begin());
   return program;
+}
+
+std::unique_ptr<const Program> RulesInForce::number_program(std::unique_ptr<Program> prepared,
+                                                            std::uint64_t version) {
+  prepared->version = version;
+  for (CompiledRule& compiled : prepared->compiled_rules) {
+    compiled.number = numbers_.number_of(prepared->identities[compiled.index], *compiled.rule);
+  }
+  versions_.push_back(prepared->rules);
+  if (versions_.size() > kVersionsKept) versions_.erase(versions_.begin());
+  return prepared;
 }
 
 CompiledRule RulesInForce::compiled_for(const Program& program, std::uint32_t number) const {
@@ -86,15 +99,15 @@ std::shared_ptr<const RuleSet> RulesInForce::rules(std::uint64_t version) const 
 
 SeriesId RulesInForce::identity(std::uint32_t rule) const {
   std::lock_guard lock(mutex_);
-  const std::vector<CompiledRule>& compiled = programs_.current().compiled_rules;
-  return rule < compiled.size() ? identity_of(*compiled[rule].rule) : SeriesId{};
+  const std::vector<SeriesId>& identities = programs_.current().identities;
+  return rule < identities.size() ? identities[rule] : SeriesId{};
 }
 
 RuleCounters RulesInForce::counters(std::uint32_t rule) const {
   std::lock_guard lock(mutex_);
   RuleCounters sum;
   if (rule >= programs_.current().compiled_rules.size()) return sum;
-  SeriesId id = identity_of(*programs_.current().compiled_rules[rule].rule);
+  SeriesId id = programs_.current().identities[rule];
   if (auto before = past_.find(id); before != past_.end()) sum = before->second;
   programs_.for_each([&](const Program& program) {
     const CompiledRule* then = program.find(id);
@@ -103,9 +116,9 @@ RuleCounters RulesInForce::counters(std::uint32_t rule) const {
   return sum;
 }
 
-void RulesInForce::reload(std::shared_ptr<const RuleSet> rules, const VisitSeries& visit) {
+void RulesInForce::reload(std::unique_ptr<Program> prepared, const VisitSeries& visit) {
   std::lock_guard lock(mutex_);
-  programs_.replace(make_program(std::move(rules), programs_.current().version + 1));
+  programs_.replace(number_program(std::move(prepared), programs_.current().version + 1));
   free_programs();
   if (numbers_.size() < 2 * programs_.current().compiled_rules.size() + kManyNumbers) return;
   NumbersInUse in_use = numbers_of_programs();
@@ -128,7 +141,11 @@ void RulesInForce::reclaim(const VisitSeries& visit) {
 
 void RulesInForce::free_programs() {
   programs_.reclaim([&](const Program& gone) {
-    for (const auto& [id, rule] : gone.by_identity) add(past_[id], gone.count(rule));
+    // In the order in which their counters stand.
+    for (std::uint32_t rule = 0; rule < gone.identities.size(); ++rule) {
+      RuleCounters more = gone.count(rule);
+      if (more != RuleCounters{}) add(past_[gone.identities[rule]], more);
+    }
   });
 }
 

@@ -21,9 +21,9 @@ namespace weir {
 /// since the start, under whatever rules it was in force. It knows no series: who holds them says
 /// which numbers they have.
 ///
-/// Thread-safe. kept(), use(), identity_of(), number() and what takes a Program hold no lock; the
-/// rest takes this object's, with which a thread may hold no other, neither a series' nor an
-/// overflow's. reload() and reclaim() hold it while they visit the series, and so take series'
+/// Thread-safe. kept(), use(), identity_of(), number(), prepare() and what takes a Program hold no
+/// lock; the rest takes this object's, with which a thread may hold no other, neither a series' nor
+/// an overflow's. reload() and reclaim() hold it while they visit the series, and so take series'
 /// locks inside it.
 class RulesInForce {
  public:
@@ -63,8 +63,11 @@ class RulesInForce {
   SeriesId identity(std::uint32_t rule) const;
   RuleCounters counters(std::uint32_t rule) const;
 
+  /// All of a program but its version and its rules' numbers. Most of the work of a reload; changes
+  /// nothing and holds no lock.
+  std::unique_ptr<Program> prepare(std::shared_ptr<const RuleSet> rules) const;
   /// use() gives these from now on. `visit` is called only where there are many numbers.
-  void reload(std::shared_ptr<const RuleSet> rules, const VisitSeries& visit);
+  void reload(std::unique_ptr<Program> prepared, const VisitSeries& visit);
   /// Frees programs that nobody uses any more, and forgets numbers (and the counters of their
   /// rules) that neither a program nor a series has. `visit` is called once, whether or not numbers
   /// are asked for: for who visits the series anyway.
@@ -73,8 +76,8 @@ class RulesInForce {
  private:
   // With the lock.
 
-  std::unique_ptr<const Program> make_program(std::shared_ptr<const RuleSet> rules,
-                                              std::uint64_t version);
+  std::unique_ptr<const Program> number_program(std::unique_ptr<Program> prepared,
+                                                std::uint64_t version);
   void free_programs();
   NumbersInUse numbers_of_programs() const;
   void forget_numbers(const NumbersInUse& in_use);

@@ -33,7 +33,9 @@ struct Under {
       if (in_use != nullptr && series) in_use->note(*series);
     };
   }
-  void reload(std::vector<Rule> fresh) { rules.reload(set(std::move(fresh)), visit()); }
+  void reload(std::vector<Rule> fresh) {
+    rules.reload(rules.prepare(set(std::move(fresh))), visit());
+  }
   /// Under the newest rules.
   void count(std::uint32_t rule) {
     RulesInForce::Use program = rules.use(0);

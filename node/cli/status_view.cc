@@ -69,6 +69,14 @@ std::string storage_of(const Json& status) {
   return out;
 }
 
+/// "4.1 ms, sweep": the longest event of the main loop of late.
+std::string longest_turn_of(const Json& status) {
+  const Json& loop = field(status, "loop");
+  const Json& length = field(loop, "longest_turn_s");
+  if (!length.is_number()) return kMissing;
+  return fmt::format("{:.1f} ms, {}", length.get<double>() * 1e3, text(loop, "longest_turn"));
+}
+
 std::string peers_of(const Json& status) {
   const Json& peers = field(status, "peers");
   if (!peers.is_array()) return kMissing;
@@ -117,9 +125,9 @@ void add_peers(Table& table, const std::string& node, const Json& status) {
 
 std::string status_text(std::span<const NodeAnswer> answers) {
   Table nodes({Align::left, Align::left, Align::left, Align::right, Align::right, Align::right,
-               Align::left, Align::left, Align::right});
-  nodes.add(
-      {"address", "node", "version", "uptime", "series", "cells", "peers up", "storage", "alarms"});
+               Align::left, Align::left, Align::right, Align::right});
+  nodes.add({"address", "node", "version", "uptime", "series", "cells", "peers up", "storage",
+             "alarms", "longest turn"});
   Table rules({Align::left, Align::left, Align::left, Align::right, Align::right, Align::right,
                Align::left, Align::left});
   rules.add({"domain", "rule", "node", "allowed", "denied", "degraded", "limit", "algorithm"});
@@ -139,7 +147,8 @@ std::string status_text(std::span<const NodeAnswer> answers) {
     const std::string name = name_of(*status);
     nodes.add({answer.address, name, text(*status, "version"), seconds(field(*status, "uptime_s")),
                text(*status, "series"), text(*status, "cells"), peers_of(*status),
-               storage_of(*status), text(field(*status, "counters"), "alarms")});
+               storage_of(*status), text(field(*status, "counters"), "alarms"),
+               longest_turn_of(*status)});
     add_rules(rules, name, *status);
     add_peers(peers, name, *status);
   }

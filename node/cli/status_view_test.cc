@@ -15,6 +15,7 @@ using testing::Not;
 
 const char* const kEu = R"({"region":"eu","node":"eu-1","version":"0.1.0","uptime_s":3725.5,
   "series":1200,"cells":3400,"holding":false,
+  "loop":{"longest_turn":"sweep","longest_turn_s":0.00412},
   "storage":{"mode":"lmdb","ok":true,"failure":"","commits":9,"backlog":0,"last_commit_us":840},
   "rules":[{"domain":"api","name":"per-key","algorithm":"fixed_window","limit":1000,"window":"1m",
             "shadow":true,"allowed":12345,"denied":67,"degraded":8}],
@@ -34,10 +35,11 @@ std::string line_with(const std::string& text, const std::string& part) {
 TEST(StatusView, ShowsNodeRulesAndPeers) {
   const std::vector<NodeAnswer> answers{{"127.0.0.1:7401", kEu, ""}};
   const std::string text = status_text(answers);
-  EXPECT_THAT(line_with(text, "127.0.0.1:7401"),
-              AllOf(HasSubstr("eu/eu-1"), HasSubstr("0.1.0"), HasSubstr("1h2m6s"),
-                    HasSubstr("1,200"), HasSubstr("3,400"), HasSubstr("1 of 2"),
-                    HasSubstr("lmdb, commit 840 us"), HasSubstr("  4")));
+  EXPECT_THAT(
+      line_with(text, "127.0.0.1:7401"),
+      AllOf(HasSubstr("eu/eu-1"), HasSubstr("0.1.0"), HasSubstr("1h2m6s"), HasSubstr("1,200"),
+            HasSubstr("3,400"), HasSubstr("1 of 2"), HasSubstr("lmdb, commit 840 us"),
+            HasSubstr("  4"), HasSubstr("4.1 ms, sweep")));
   EXPECT_THAT(line_with(text, "per-key"),
               AllOf(HasSubstr("per-key (shadow)"), HasSubstr("12,345"), HasSubstr("67"),
                     HasSubstr("1,000 per 1m"), HasSubstr("fixed_window")));

@@ -154,9 +154,9 @@ Settled Engine::settle(Ticket ticket, std::uint64_t actual, Nanos wall) {
   return limiter_->settle(ticket, actual, clock(wall));
 }
 
-void Engine::reload(std::shared_ptr<const RuleSet> rules) {
-  options_.rules = rules;
-  limiter_->reload(std::move(rules));
+void Engine::reload(std::shared_ptr<PreparedRules> prepared) {
+  limiter_->reload(std::move(prepared));
+  options_.rules = limiter_->rules();
   escrow_->rules_changed();
 }
 
@@ -218,6 +218,7 @@ void Engine::pump(Nanos wall) {
   bool sweep = now >= next_sweep_ && !holding_;
   Nanos floor = now - options_.replica.max_skew;
   if (sweep) {
+    step("sweep");
     limiter_->sweep(floor);
     {
       std::lock_guard lock(over_admission_mutex_);
@@ -225,15 +226,21 @@ void Engine::pump(Nanos wall) {
     }
     next_sweep_ = now + options_.sweep_interval;
   }
+  step("escrow");
   escrow_->pump(now);
+  step("drain");
   // The limiter has forgotten first, and what it still knows is drained: see retire_buckets().
   if (!holding_ && drain(now) && sweep) {
+    step("retire");
     replica_->retire_buckets(floor);
     if (durable_) store_->expire(floor);
   }
+  step("protocol");
   replica_->tick(now);
+  step("dispatch");
   dispatch();
   handle_alarms(now);
+  step("answers");
   answer_waiters(false);
 }
 

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <weir/crdt/escrow.h>
@@ -56,6 +57,8 @@ struct EngineEvents {
   /// The node goes on under another incarnation: sessions must be made anew.
   std::function<void(const crdt::Incarnation&)> reincarnated;
   std::function<void(const std::string& event, const std::string& detail)> log;
+  /// pump() goes on with this, a literal: for who measures how long it takes. May be empty.
+  std::function<void(std::string_view what)> step = {};
 };
 
 /// Escrow: the window and the cost that a request has in a rule.
@@ -76,7 +79,8 @@ struct EngineStatus {
 
 /// Limiter, replica and store as one node, without sockets, threads or a clock: the daemon drives
 /// it from libuv, the simulator from a seed. One thread drives it; check(), reserve(), settle(),
-/// clock(), shed(), ticket names and over_admission() may be called from any thread at any time.
+/// clock(), shed(), ticket names, prepare() and over_admission() may be called from any thread at
+/// any time.
 ///
 /// A count's way: check() -> limiter; pump() -> replica and store; committed() -> visible to peers.
 /// A peer's count: receive() -> replica and limiter at once, store; committed() -> acknowledged.
@@ -123,7 +127,12 @@ class Engine {
   /// The other way round. No ticket if the name is another boot's, or none.
   Ticket ticket_named(std::string_view name) const;
   /// Limiter::reload. Driver's thread.
-  void reload(std::shared_ptr<const RuleSet> rules);
+  void reload(std::shared_ptr<const RuleSet> rules) { reload(prepare(std::move(rules))); }
+  /// Limiter::prepare, which takes most of a reload's time. Any thread.
+  std::shared_ptr<PreparedRules> prepare(std::shared_ptr<const RuleSet> rules) const {
+    return limiter_->prepare(std::move(rules));
+  }
+  void reload(std::shared_ptr<PreparedRules> prepared);
   /// Calls back, from a later pump() or committed(), once everything decided before this call is
   /// durable (true) or can no longer become so (false). `requests` of them wait. Driver's thread.
   void when_durable(std::function<void(bool durable)> done, std::size_t requests = 1);
@@ -176,6 +185,9 @@ class Engine {
     crdt::WriteId write = 0;
   };
 
+  void step(std::string_view what) {
+    if (events_.step) events_.step(what);
+  }
   void reserve_time(Nanos wall);
   bool drain(Nanos now);
   void dispatch();

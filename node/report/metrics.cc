@@ -235,6 +235,14 @@ std::string render_metrics(const NodeMetrics& metrics) {
   page.counter("weir_tickets_refused_total", "Reservations for which there was no room.");
   page.add({}, metrics.tickets.refused);
 
+  page.gauge("weir_loop_turn_longest_seconds",
+             "Longest processor time for which one event had the main loop, by what it was, in the "
+             "last minute or two; what=\"turn\" is all between two sleeps, \"other\" what has no "
+             "name.");
+  for (const TurnMetrics& turn : metrics.turns) {
+    page.add({{"what", turn.what}}, turn.longest_seconds);
+  }
+
   const RulesMetrics& file = metrics.rules_file;
   page.gauge("weir_rules_info", "Always 1; the label says which version of the rules is in force.");
   page.add({{"version", file.version}}, 1.0);

@@ -87,6 +87,12 @@ struct TicketMetrics {
   std::uint64_t refused = 0;    ///< reservations for which there was no room
 };
 
+/// A kind of event on the main loop.
+struct TurnMetrics {
+  std::string what;
+  double longest_seconds = 0;  ///< processor time of the longest one in the last minute or two
+};
+
 /// The rules in force, and what became of the file they are read from.
 struct RulesMetrics {
   std::string version;             ///< LoadedRules::version
@@ -108,6 +114,7 @@ struct NodeMetrics {
   std::uint64_t cells = 0;
   RequestIdMetrics request_ids;
   TicketMetrics tickets;
+  std::vector<TurnMetrics> turns;
   RulesMetrics rules_file;
   std::vector<RuleMetrics> rules;
   std::vector<PeerMetrics> peers;
@@ -118,7 +125,8 @@ struct NodeMetrics {
 };
 
 /// The Prometheus text format, version 0.0.4. The number of lines depends on the configuration
-/// alone (rules, peers), never on users or keys. Text that is not UTF-8 is replaced.
+/// (rules, peers) and on kinds of events, never on users or keys. Text that is not UTF-8 is
+/// replaced.
 std::string render_metrics(const NodeMetrics& metrics);
 
 }  // namespace weir::node

@@ -94,6 +94,7 @@ NodeMetrics example() {
   metrics.cells = 34;
   metrics.request_ids = {35, 36, 37};
   metrics.tickets = {38, 39, 40};
+  metrics.turns = {{"sweep", 0.0041}, {"turn", 0.0052}};
   metrics.rules_file = {"0123456789abcdef", 1'767'323'046.5, 41, 42, false};
   metrics.rules = {{"api", "per-key", 100, 7, 2, 5, false, 43},
                    {"api", "trial", 50, 9, 0, 0, true}};
@@ -119,6 +120,8 @@ TEST(Metrics, RendersEveryFigure) {
       {"weir_tickets", 38},
       {"weir_tickets_timed_out_total", 39},
       {"weir_tickets_refused_total", 40},
+      {"weir_loop_turn_longest_seconds{what=\"sweep\"}", 0.0041},
+      {"weir_loop_turn_longest_seconds{what=\"turn\"}", 0.0052},
       {"weir_rules_info{version=\"0123456789abcdef\"}", 1},
       {"weir_rules_loaded_time_seconds", 1'767'323'046.5},
       {"weir_rules_current", 0},

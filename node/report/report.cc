@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -16,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 /// Above this, status leaves out what would have to be summed over every cell.
-constexpr std::size_t kMaxSummedCells = 100'000;
+constexpr std::size_t kMaxSummedCells = 2000;
 
 double seconds(Nanos length) {
   return static_cast<double>(length) / static_cast<double>(kSecond);
@@ -62,6 +63,24 @@ json storage_json(const EngineStatus& status, const storage::Store* store) {
   return out;
 }
 
+/// The longest of late and what it was, and of every kind; since the start, too.
+json loop_json(const rpc::TurnMeter& turns) {
+  json lately = json::object();
+  json ever = json::object();
+  json out;
+  for (const rpc::LongestTurn& one : turns.longest()) {
+    const std::string what(one.what);
+    lately[what] = seconds(one.lately);
+    ever[what] = seconds(one.ever);
+    if (one.what == rpc::TurnMeter::kTurn || out.contains("longest_turn")) continue;
+    out["longest_turn"] = what;
+    out["longest_turn_s"] = seconds(one.lately);
+  }
+  out["longest_turns_s"] = std::move(lately);
+  out["longest_turns_since_start_s"] = std::move(ever);
+  return out;
+}
+
 json rules_file_json(const RulesStatus& rules, const std::string& file, Nanos wall) {
   json out{{"file", file},
            {"version", rules.version},
@@ -75,11 +94,36 @@ json rules_file_json(const RulesStatus& rules, const std::string& file, Nanos wa
   return out;
 }
 
-json rules_json(Engine& engine, const RuleSet& rules, Nanos wall) {
+/// How one rule fares. On any thread.
+struct RuleState {
+  RuleCounters counters;
+  std::uint64_t over_admission = 0;
+};
+
+/// Of all rules in force, in their order; `rules` is set to these. On any thread: others may come
+/// into force meanwhile, and then it begins anew, a few times.
+std::vector<RuleState> rule_states(Engine& engine, Nanos wall,
+                                   std::shared_ptr<const RuleSet>& rules) {
+  constexpr int kTries = 8;
+  std::vector<RuleState> out;
+  for (int i = 0; i < kTries; ++i) {
+    rules = engine.limiter().rules();
+    out.assign(rules->rules().size(), {});
+    for (std::uint32_t rule = 0; rule < out.size(); ++rule) {
+      out[rule] = {engine.limiter().counters(rule), engine.over_admission(rule, wall)};
+    }
+    if (engine.limiter().rules() == rules) break;
+  }
+  return out;
+}
+
+json rules_json(Engine& engine, Nanos wall) {
+  std::shared_ptr<const RuleSet> rules;
+  const std::vector<RuleState> states = rule_states(engine, wall, rules);
   json out = json::array();
-  for (std::uint32_t i = 0; i < rules.rules().size(); ++i) {
-    const Rule& rule = rules.rules()[i];
-    const RuleCounters counters = engine.limiter().counters(i);
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    const Rule& rule = rules->rules()[i];
+    const RuleCounters& counters = states[i].counters;
     out.push_back({{"domain", rule.domain},
                    {"name", rule.name},
                    {"algorithm", to_string(rule.algorithm)},
@@ -90,9 +134,21 @@ json rules_json(Engine& engine, const RuleSet& rules, Nanos wall) {
                    {"allowed", counters.allowed},
                    {"denied", counters.denied},
                    {"degraded", counters.degraded},
-                   {"over_admission_worst_case", engine.over_admission(i, wall)}});
+                   {"over_admission_worst_case", states[i].over_admission}});
   }
   return out;
+}
+
+void collect_rules(Engine& engine, Nanos wall, NodeMetrics& out) {
+  std::shared_ptr<const RuleSet> rules;
+  const std::vector<RuleState> states = rule_states(engine, wall, rules);
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    const Rule& rule = rules->rules()[i];
+    const RuleCounters& counters = states[i].counters;
+    out.rules.push_back({rule.domain, rule.name, counters.allowed, counters.denied,
+                         counters.degraded, counters.exhausted_locally, rule.shadow,
+                         states[i].over_admission});
+  }
 }
 
 json peers_json(const crdt::Replica& replica, const rpc::PeerNetwork* peers, Nanos now) {
@@ -128,7 +184,7 @@ std::map<std::string, std::uint64_t> units_by_region(const crdt::Replica& replic
 
 NodeReport::NodeReport(Sources sources) : from_(std::move(sources)), started_at_(from_.wall()) {}
 
-std::string NodeReport::status_json() {
+void NodeReport::status_json(Text done) {
   Engine& engine = from_.engine;
   const Nanos wall = from_.wall();
   const Nanos now = engine.clock(wall);
@@ -152,9 +208,9 @@ std::string NodeReport::status_json() {
            {"reincarnations", status.reincarnations}};
   const Forwarder* forwarder = from_.coordinator.forwarder();
   out["escrow"] = escrow_json(engine.escrow(), forwarder);
+  out["loop"] = loop_json(from_.turns);
   out["storage"] = storage_json(status, from_.store);
   out["rules_file"] = rules_file_json(from_.control.status(), from_.config.rules, wall);
-  out["rules"] = rules_json(engine, *from_.control.rules(), wall);
   out["peers"] = peers_json(replica, from_.peers, now);
   if (from_.coordinator.state().has_home_rules) {
     const HomeCounters& homes = forwarder->counters();
@@ -170,11 +226,30 @@ std::string NodeReport::status_json() {
       {"repaired", counters.repaired_cells}, {"pushes", counters.pushes_sent},
       {"cells_sent", counters.cells_sent},   {"cells_received", counters.cells_received}};
   if (replica.cell_count() <= kMaxSummedCells) out["units_by_region"] = units_by_region(replica);
-  return out.dump(-1, ' ', false, json::error_handler_t::replace);
+  auto whole = std::make_shared<json>(std::move(out));
+  make_text(
+      [&engine, wall, whole] {
+        (*whole)["rules"] = rules_json(engine, wall);
+        return whole->dump(-1, ' ', false, json::error_handler_t::replace);
+      },
+      std::move(done));
 }
 
-std::string NodeReport::metrics() {
-  return render_metrics(collect());
+void NodeReport::metrics(Text done) {
+  auto all = std::make_shared<NodeMetrics>(collect());
+  make_text(
+      [&engine = from_.engine, wall = from_.wall(), all] {
+        collect_rules(engine, wall, *all);
+        return render_metrics(*all);
+      },
+      std::move(done));
+}
+
+/// In the background, as it may be long.
+void NodeReport::make_text(std::function<std::string()> make, Text done) {
+  auto text = std::make_shared<std::string>();
+  from_.background.run([make = std::move(make), text] { *text = make(); },
+                       [done = std::move(done), text] { done(std::move(*text)); });
 }
 
 NodeMetrics NodeReport::collect() {
@@ -193,17 +268,13 @@ NodeMetrics NodeReport::collect() {
   const RulesStatus& file = from_.control.status();
   out.rules_file = {file.version, seconds(file.since), file.reloads, file.refused,
                     file.last_error.empty()};
+  for (const rpc::LongestTurn& one : from_.turns.longest()) {
+    out.turns.push_back({std::string(one.what), seconds(one.lately)});
+  }
   const RequestIdCounters ids = engine.limiter().request_ids();
   out.request_ids = {ids.held, ids.repeated, ids.evicted};
   const TicketCounters tickets = engine.limiter().tickets();
   out.tickets = {tickets.open, tickets.timed_out, tickets.refused};
-  const std::vector<Rule>& rules = from_.control.rules()->rules();
-  for (std::uint32_t i = 0; i < rules.size(); ++i) {
-    const RuleCounters counters = engine.limiter().counters(i);
-    out.rules.push_back({rules[i].domain, rules[i].name, counters.allowed, counters.denied,
-                         counters.degraded, counters.exhausted_locally, rules[i].shadow,
-                         engine.over_admission(i, wall)});
-  }
   collect_peers(out, now);
   if (from_.store != nullptr) {
     const storage::StoreCounters counters = from_.store->counters();

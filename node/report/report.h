@@ -10,12 +10,15 @@
 #include <weir/node/report/metrics.h>
 #include <weir/node/service/coordinator.h>
 #include <weir/node/service/service.h>
+#include <weir/rpc/net/background.h>
+#include <weir/rpc/net/turn_meter.h>
 #include <weir/rpc/peers/peers.h>
 #include <weir/storage/store.h>
 
 namespace weir::node {
 
-/// What a node says of itself, to operators. For the main loop's thread.
+/// What a node says of itself, to operators. For the main loop's thread: it gathers there what is
+/// the same for any number of rules, and the rest in the background.
 class NodeReport final : public Operations {
  public:
   /// Everything that it reports on outlives it.
@@ -28,15 +31,18 @@ class NodeReport final : public Operations {
     const rpc::PeerNetwork* peers = nullptr;  ///< null: there are none
     std::function<Nanos()> wall;
     unsigned threads = 1;
+    const rpc::TurnMeter& turns;  ///< of the main loop
+    rpc::Background& background;  ///< of the main loop, too
   };
   explicit NodeReport(Sources sources);
 
-  std::string status_json() override;
-  std::string metrics() override;
+  void status_json(Text done) override;
+  void metrics(Text done) override;
   bool healthy(std::string& why) override;
   bool ready(std::string& why) override;
 
  private:
+  void make_text(std::function<std::string()> make, Text done);
   NodeMetrics collect();
   void collect_peers(NodeMetrics& out, Nanos now);
   void collect_rights(NodeMetrics& out);

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -62,9 +63,11 @@ class Service {
 class Operations {
  public:
   virtual ~Operations() = default;
-  virtual std::string status_json() = 0;
+  /// Told on the main loop, in this turn or a later one; destroyed untold if the node stops first.
+  using Text = std::function<void(std::string)>;
+  virtual void status_json(Text done) = 0;
   /// In the Prometheus text format.
-  virtual std::string metrics() = 0;
+  virtual void metrics(Text done) = 0;
   /// The process works. False: it should be restarted; says why.
   virtual bool healthy(std::string& why) = 0;
   /// Requests may be sent here. False: not now; says why.

@@ -373,7 +373,7 @@ void WorkerService::rules(std::string_view known, const Caller&, Done<RulesReply
 }
 
 void WorkerService::status(const Caller&, Done<std::string> done) {
-  to_main_.send([&main = answers_, tell_it = back(std::move(done))] { tell_it(main.status()); });
+  to_main_.send([&main = answers_, tell_it = back(std::move(done))] { main.status(tell_it); });
 }
 
 }  // namespace weir::node

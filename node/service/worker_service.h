@@ -20,7 +20,7 @@ namespace weir::node {
 /// What the main loop answers for a worker besides decisions. Called there.
 struct MainLoopAnswers {
   std::function<RulesReply(std::string_view known)> rules;
-  std::function<std::string()> status;
+  std::function<void(std::function<void(std::string)> done)> status;
 };
 
 /// The Service of one worker. Decides in place, on the worker's loop. What cannot be decided there

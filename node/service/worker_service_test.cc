@@ -589,9 +589,9 @@ TEST_F(WorkerServiceTest, RulesAndStatusComeFromTheMainLoop) {
     EXPECT_EQ(std::this_thread::get_id(), main);
     return RulesReply{{}, "v2", known == "v2", known == "v2" ? "" : "rules: []"};
   };
-  node_->answers.status = [main] {
+  node_->answers.status = [main](std::function<void(std::string)> done) {
     EXPECT_EQ(std::this_thread::get_id(), main);
-    return std::string("{}");
+    done("{}");
   };
   const auto rules = [&](const std::string& known) {
     auto call = call_on<RulesReply>(worker(1), [&](WorkerService& service, auto done) {
@@ -682,7 +682,7 @@ struct Witness {
 
 TEST_F(HomeRulesTest, WhatAFrontGaveGoesWhereItCameFrom) {
   start({home_rule(), alone(rule("commit", 10, Durability::commit)), alone(rule("async", 10))});
-  node_->answers.status = [] { return std::string(); };
+  node_->answers.status = [](std::function<void(std::string)> done) { done({}); };
   auto gone = std::make_shared<std::vector<std::thread::id>>();
   const auto ask = [&](const rpc::CheckItem& asked) {
     worker().run([&](WorkerService& service) {

@@ -109,6 +109,7 @@ void EventLoop::run_posted() {
   }
   for (auto& task : tasks) {
     contained("a posted task", [&] {
+      TurnMeter::Scope scope(meter_.get(), "posted");
       task();
       task = nullptr;
     });
@@ -184,6 +185,7 @@ void EventLoop::before_sleep() {
   } else {
     uv_timer_stop(&alarm_);
   }
+  if (meter_) meter_->turn_ended();
 }
 
 void EventLoop::after_sleep() {

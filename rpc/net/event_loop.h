@@ -10,6 +10,8 @@
 #include <mutex>
 #include <vector>
 
+#include <weir/rpc/net/turn_meter.h>
+
 namespace weir::rpc {
 
 /// Something with output to write at the end of the loop's turn.
@@ -51,6 +53,11 @@ class EventLoop final : private kj::EventPort {
   void flush_later(Flushable& flushable) { dirty_.push_back(&flushable); }
   void forget(Flushable& flushable);
 
+  /// Measures from now on what the thread does (turn_meter.h); posted tasks are events, "posted".
+  void measure_turns() { meter_ = std::make_unique<TurnMeter>(); }
+  /// Null: nothing is measured.
+  TurnMeter* meter() { return meter_.get(); }
+
   /// KJ events that run before libuv gets its turn again, so that neither starves the other.
   static constexpr unsigned kEventsPerTurn = 4096;
 
@@ -80,6 +87,7 @@ class EventLoop final : private kj::EventPort {
   bool kj_waits_ = false;  // a Promise::wait() is on the stack: KJ must not be turned from inside
   bool in_uv_ = false;
   std::vector<Flushable*> dirty_;
+  std::unique_ptr<TurnMeter> meter_;
 
   std::mutex mutex_;
   std::vector<std::function<void()>> posted_;

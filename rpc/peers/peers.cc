@@ -4,8 +4,10 @@
 #include <sodium.h>
 
 #include <algorithm>
+#include <array>
 #include <list>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include <weir/rpc/net/backoff.h>
@@ -22,6 +24,12 @@ namespace {
 /// A stranger's messages are small; a member's may be as large as any.
 constexpr std::size_t kStrangerWords = 4096;
 constexpr std::size_t kMemberWords = 1u << 20;
+/// Messages as the turn meter calls them, by Message::index().
+constexpr std::array<std::string_view, crdt::kMessageKinds> kKinds = {
+    "push",           "ack",
+    "digest_offer",   "inventory",
+    "repair",         "rights_request",
+    "rejoin_request", "rejoin_confirmation"};
 constexpr const char* kNotServed = "no rule is decided for other nodes here";
 /// What all inbound connections may be reading at once.
 constexpr std::size_t kReadBudget = 256u << 20;
@@ -145,6 +153,7 @@ class PeerNetwork::Impl::LinkServer final : public schema::Link::Server {
   kj::Promise<void> send(SendContext context) override {
     Impl* net = session_->net;
     if (net == nullptr) return KJ_EXCEPTION(DISCONNECTED, "this session is over");
+    TurnMeter::Scope scope(net->loop.meter(), "message");
     LinkStatus& tally = net->counters[session_->peer];
     crdt::Message message;
     std::string error;
@@ -153,6 +162,7 @@ class PeerNetwork::Impl::LinkServer final : public schema::Link::Server {
       net->report(session_->who(), "message refused: " + error);
       return refusal("message refused: " + error);
     }
+    scope.rename(kKinds[message.index()]);
     context.releaseParams();
     ++tally.received;
     return net->receiving.wrap(kj::evalNow([&] {

@@ -15,39 +15,41 @@ namespace {
 constexpr std::size_t kMaxConnections = 64;
 constexpr std::string_view kText = "text/plain; charset=utf-8";
 
-struct Endpoint {
-  std::string_view path;
-  void (*answer)(Operations&, HttpExchange&);
-};
+constexpr std::string_view kJson = "application/json";
+constexpr std::string_view kMetrics = "text/plain; version=0.0.4; charset=utf-8";
 
 void answer_probe(HttpExchange& exchange, bool good, const char* title, const std::string& why) {
   if (good) return exchange.respond(200, kText, "ok\n");
   respond_problem(exchange, 503, title, why);
 }
 
-/// One line an endpoint.
-constexpr std::array<Endpoint, 4> kEndpoints = {{
-    {"/v1/status",
-     [](Operations& node, HttpExchange& exchange) {
-       exchange.respond(200, "application/json", node.status_json());
-     }},
-    {"/metrics",
-     [](Operations& node, HttpExchange& exchange) {
-       exchange.respond(200, "text/plain; version=0.0.4; charset=utf-8", node.metrics());
-     }},
-    {"/healthz",
-     [](Operations& node, HttpExchange& exchange) {
-       std::string why;
-       const bool good = node.healthy(why);
-       answer_probe(exchange, good, "Not healthy", why);
-     }},
-    {"/readyz",
-     [](Operations& node, HttpExchange& exchange) {
-       std::string why;
-       const bool good = node.ready(why);
-       answer_probe(exchange, good, "Not ready", why);
-     }},
-}};
+}  // namespace
+
+struct AdminFront::Impl final : HttpServer::Handler {
+  struct Endpoint {
+    std::string_view path;
+    std::string_view what;  // for the meter of the loop's turns
+    void (*answer)(Impl&, HttpExchange&);
+  };
+  static const std::array<Endpoint, 4> kEndpoints;
+
+  Impl(rpc::EventLoop& on, Operations& node);
+
+  void handle(std::span<HttpExchange* const> batch) override {
+    for (HttpExchange* exchange : batch) answer(*exchange);
+  }
+  void answer(HttpExchange& exchange);
+  /// What answers an exchange, in this turn or a later one.
+  Operations::Text responder(const HttpExchange& exchange, std::string_view what,
+                             std::string_view type);
+
+  rpc::EventLoop& loop;
+  Operations& operations;
+  HttpListener listener;
+  std::shared_ptr<const bool> alive = std::make_shared<const bool>(true);
+};
+
+namespace {
 
 HttpServerOptions options() {
   HttpServerOptions out;
@@ -59,32 +61,60 @@ HttpServerOptions options() {
 
 }  // namespace
 
-struct AdminFront::Impl final : HttpServer::Handler {
-  Impl(rpc::EventLoop& loop, Operations& node)
-      : operations(node),
-        listener(loop, options(), *this, std::make_shared<ConnectionBudget>(kMaxConnections)) {}
+/// One line an endpoint.
+constexpr std::array<AdminFront::Impl::Endpoint, 4> AdminFront::Impl::kEndpoints = {{
+    {"/v1/status", "status",
+     [](Impl& front, HttpExchange& exchange) {
+       front.operations.status_json(front.responder(exchange, "status", kJson));
+     }},
+    {"/metrics", "metrics",
+     [](Impl& front, HttpExchange& exchange) {
+       front.operations.metrics(front.responder(exchange, "metrics", kMetrics));
+     }},
+    {"/healthz", "probe",
+     [](Impl& front, HttpExchange& exchange) {
+       std::string why;
+       const bool good = front.operations.healthy(why);
+       answer_probe(exchange, good, "Not healthy", why);
+     }},
+    {"/readyz", "probe",
+     [](Impl& front, HttpExchange& exchange) {
+       std::string why;
+       const bool good = front.operations.ready(why);
+       answer_probe(exchange, good, "Not ready", why);
+     }},
+}};
 
-  void handle(std::span<HttpExchange* const> batch) override {
-    for (HttpExchange* exchange : batch) answer(*exchange);
+AdminFront::Impl::Impl(rpc::EventLoop& on, Operations& node)
+    : loop(on),
+      operations(node),
+      listener(on, options(), *this, std::make_shared<ConnectionBudget>(kMaxConnections)) {}
+
+void AdminFront::Impl::answer(HttpExchange& exchange) {
+  const auto endpoint =
+      std::find_if(kEndpoints.begin(), kEndpoints.end(),
+                   [&](const Endpoint& one) { return one.path == exchange.path(); });
+  if (endpoint == kEndpoints.end()) {
+    return respond_problem(exchange, 404, "Not found", "There is no such endpoint.");
   }
-
-  void answer(HttpExchange& exchange) {
-    const auto endpoint =
-        std::find_if(kEndpoints.begin(), kEndpoints.end(),
-                     [&](const Endpoint& one) { return one.path == exchange.path(); });
-    if (endpoint == kEndpoints.end()) {
-      return respond_problem(exchange, 404, "Not found", "There is no such endpoint.");
-    }
-    if (exchange.method() != "GET" && exchange.method() != "HEAD") {
-      return respond_problem(exchange, 405, "Method not allowed", "Expected GET, HEAD.",
-                             "Allow: GET, HEAD\r\n");
-    }
-    endpoint->answer(operations, exchange);
+  if (exchange.method() != "GET" && exchange.method() != "HEAD") {
+    return respond_problem(exchange, 405, "Method not allowed", "Expected GET, HEAD.",
+                           "Allow: GET, HEAD\r\n");
   }
+  rpc::TurnMeter::Scope turn(loop.meter(), endpoint->what);
+  endpoint->answer(*this, exchange);
+}
 
-  Operations& operations;
-  HttpListener listener;
-};
+Operations::Text AdminFront::Impl::responder(const HttpExchange& exchange, std::string_view what,
+                                             std::string_view type) {
+  return [this, there = std::weak_ptr<const bool>(alive), id = exchange.id(), what,
+          type](const std::string& text) {
+    if (there.expired()) return;
+    rpc::TurnMeter::Scope turn(loop.meter(), what);
+    HttpExchange* asked = listener.server().find(id);
+    if (asked != nullptr) asked->respond(200, type, text);
+  };
+}
 
 AdminFront::AdminFront(rpc::EventLoop& loop, Operations& operations)
     : impl_(std::make_unique<Impl>(loop, operations)) {}

@@ -6,6 +6,8 @@
 
 #include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <weir/rpc/net/test_util.h>
 
@@ -13,8 +15,8 @@ namespace weir::node {
 namespace {
 
 struct Node final : Operations {
-  std::string status_json() override { return R"({"region":"eu"})"; }
-  std::string metrics() override { return "weir_series 3\n"; }
+  void status_json(Text done) override { done(R"({"region":"eu"})"); }
+  void metrics(Text done) override { made.push_back(std::move(done)); }
   bool healthy(std::string& why) override {
     why = "storage failed: \"disk\"";
     return good;
@@ -24,6 +26,7 @@ struct Node final : Operations {
     return good;
   }
   bool good = true;
+  std::vector<Text> made;  // for the test to tell
 };
 
 class AdminFrontTest : public testing::Test {
@@ -38,6 +41,11 @@ class AdminFrontTest : public testing::Test {
     rpc::test::turn(loop_, 2);
   }
 
+  /// Tells the metrics that were asked for, in later turns.
+  void tell_metrics() {
+    for (Operations::Text& done : std::exchange(node_.made, {})) done("weir_series 3\n");
+  }
+
   /// The whole answer to one request, after which the connection closes.
   std::string ask(const std::string& line) {
     rpc::test::RawSocket socket(rpc::test::local(front_.port()));
@@ -45,6 +53,7 @@ class AdminFrontTest : public testing::Test {
     socket.send({text.begin(), text.end()});
     std::string answer;
     rpc::test::eventually(loop_, [&] {
+      tell_metrics();
       char buffer[4096];
       const ssize_t got = ::recv(socket.fd(), buffer, sizeof buffer, MSG_DONTWAIT);
       if (got > 0) answer.append(buffer, static_cast<std::size_t>(got));
@@ -64,6 +73,18 @@ TEST_F(AdminFrontTest, AnswersOperators) {
   EXPECT_NE(metrics.find("text/plain; version=0.0.4"), std::string::npos) << metrics;
   EXPECT_NE(metrics.find("\r\n\r\nweir_series 3\n"), std::string::npos) << metrics;
   EXPECT_EQ(ask("HEAD /metrics").find("weir_series"), std::string::npos);
+}
+
+TEST_F(AdminFrontTest, WhoHasGoneIsNotAnswered) {
+  {
+    rpc::test::RawSocket socket(rpc::test::local(front_.port()));
+    const std::string text = "GET /metrics HTTP/1.1\r\nHost: n\r\n\r\n";
+    socket.send({text.begin(), text.end()});
+    rpc::test::eventually(loop_, [&] { return !node_.made.empty(); });
+  }
+  rpc::test::turn(loop_, 5);
+  tell_metrics();
+  EXPECT_EQ(ask("GET /healthz").find("HTTP/1.1 200"), 0u);
 }
 
 TEST_F(AdminFrontTest, ProbesSayWhy) {

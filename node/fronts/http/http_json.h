@@ -29,7 +29,7 @@ struct SettleBody {
 
 inline constexpr std::size_t kMaxChecks = 256;  ///< in one body
 inline constexpr std::uint64_t kMaxHits = 1ull << 53;
-inline constexpr std::uint64_t kMaxTimeoutMs = 24 * 3600'000;  ///< a day: Limiter::kMaxHold
+inline constexpr std::uint64_t kMaxTimeoutMs = 24ull * 3'600'000;  ///< a day: Limiter::kMaxHold
 
 /// Reads the bodies of requests; docs/http.md says what they may hold. Strict: unknown and repeated
 /// names are refused, and so is everything outside the bounds above, those of rpc/check.h and
