@@ -203,6 +203,8 @@ inline void Limiter::Impl::add(const CompiledRule& compiled, const SeriesId& kno
   item.compiled = &compiled;
   item.rule = compiled.index;
   item.id = id;
+  // No small form spares looking at the rule, see consume().
+  if (compiled.bucket_cell && options.replicated) table.prefetch_rule(*item.first);
   item.cost = cost_of(compiled, request);
   item.demand_counted = request.demand_counted;
   if (!compiled.bucket_cell && !compiled.log) find_window(compiled, item, now);

@@ -3,6 +3,18 @@
 #include <weir/limits/limiter/limiter_impl.h>
 
 namespace weir {
+namespace {
+
+/// Entries that are drained together.
+constexpr std::size_t kDrainGroup = 16;
+
+[[gnu::always_inline]] inline void prefetch(const Series& series) {
+  constexpr std::size_t kLine = 64;
+  const auto* bytes = reinterpret_cast<const char*>(&series);
+  for (std::size_t at = 0; at < sizeof series; at += kLine) __builtin_prefetch(bytes + at);
+}
+
+}  // namespace
 
 void Limiter::Impl::list(SeriesEntry& entry) {
   if (entry.has(SeriesEntry::kListed)) return;
@@ -18,7 +30,8 @@ bool Limiter::Impl::drain(std::vector<crdt::OwnCount>& out, std::size_t max) {
     std::size_t number = (first + i) % kStripes;
     Stripe& stripe = stripes[number];
     for (;;) {
-      std::size_t place = 0;
+      std::array<std::size_t, kDrainGroup> places{};
+      std::size_t count = 0;
       {
         std::lock_guard lock(stripe.mutex);
         if (stripe.dirty.empty()) break;
@@ -26,16 +39,34 @@ bool Limiter::Impl::drain(std::vector<crdt::OwnCount>& out, std::size_t max) {
           next_stripe.store(number, std::memory_order_relaxed);
           return true;
         }
-        place = stripe.dirty.back();
-        stripe.dirty.pop_back();
+        for (; count < kDrainGroup && !stripe.dirty.empty(); ++count) {
+          places[count] = stripe.dirty.back();
+          stripe.dirty.pop_back();
+        }
       }
-      SeriesEntry& entry = table.at(place);
-      if (!table.lock_any(entry)) continue;
-      if (entry.has(SeriesEntry::kListed)) drain_entry(entry, out);
-      SeriesTable::unlock(entry);
+      drain_places(std::span(places).first(count), out);
     }
   }
   return false;
+}
+
+/// They come in no order, and each alone would wait for its memory: a group's is asked for before
+/// the first is drained.
+void Limiter::Impl::drain_places(std::span<const std::size_t> places,
+                                 std::vector<crdt::OwnCount>& out) {
+  for (std::size_t place : places) table.prefetch(place);
+  for (std::size_t place : places) {
+    SeriesEntry& entry = table.at(place);
+    if (!table.lock_any(entry)) continue;
+    if (entry.form() == Form::general) prefetch(*entry.series);
+    SeriesTable::unlock(entry);
+  }
+  for (std::size_t place : places) {
+    SeriesEntry& entry = table.at(place);
+    if (!table.lock_any(entry)) continue;
+    if (entry.has(SeriesEntry::kListed)) drain_entry(entry, out);
+    SeriesTable::unlock(entry);
+  }
 }
 
 void Limiter::Impl::drain_entry(SeriesEntry& entry, std::vector<crdt::OwnCount>& out) {
@@ -68,7 +99,7 @@ void Limiter::Impl::drain_series(const SeriesId& id, Series& series, bool urgent
     if (ahead) cell.ceiling = std::max(cell.ceiling, add_saturated(cell.own, cell.block));
     out.push_back({{id, cell.epoch}, 0, ahead ? cell.ceiling : cell.own, {}, urgent, ahead});
   }
-  if (series.bucket == nullptr || !series.bucket->dirty) return;
+  if (!series.bucket || !series.bucket->dirty) return;
   BucketCell& bucket = *series.bucket;
   bucket.dirty = false;
   bucket.drained = bucket.own;
@@ -119,7 +150,8 @@ void Limiter::Impl::absorb_bucket(Series& series, const crdt::Cell& cell, std::u
 
 void Limiter::Impl::reset(const crdt::Cell& cell) {
   with_entry(cell.id.series, false, [&](SeriesEntry& entry) {
-    if (entry.form() != Form::general || entry.series->bucket == nullptr) return;
+    if (entry.form() != Form::general || !entry.series->bucket) return;
+    entry.time = 0;
     BucketCell& bucket = *entry.series->bucket;
     std::uint64_t held = bucket.birth == 0 ? 0 : cell.value_of({options.incarnation, bucket.birth});
     // Of the own units the replica forgot those that it had; it has none that it forgot and
@@ -161,7 +193,7 @@ void Limiter::Impl::rebase(const crdt::Incarnation& fresh,
       cell.ceiling = cell.durable = 0;
       dirty |= cell.dirty;
     }
-    if (series.bucket != nullptr && series.bucket->birth != 0) {
+    if (series.bucket && series.bucket->birth != 0) {
       BucketCell& bucket = *series.bucket;
       bucket.drained = 0;
       bucket.dirty = leave_behind(bucket, durable({id, crdt::kBucketEpoch}, {old, bucket.birth}));
@@ -224,12 +256,16 @@ bool Limiter::Impl::is_over(SeriesEntry& entry, Nanos floor) {
     case Form::general:
       break;
   }
+  if (entry.time > floor) return false;
   Series& series = *entry.series;
   if (series.escrow_bucket != nullptr) return is_over(entry, series, floor - kGrace);
   series.forget_windows(floor - kGrace);
   if (!series.windows.empty() || !series.escrow.empty()) return false;
-  if (series.bucket == nullptr) return true;
-  if (series.bucket->state.expiry > floor) return false;
+  if (!series.bucket) return true;
+  if (series.bucket->state.expiry > floor) {
+    entry.time = series.bucket->state.expiry;  // which only rises
+    return false;
+  }
   // Its slots are forgotten here before the replica may do so.
   series.bucket->reset();
   return series.bucket->held == 0;
@@ -266,7 +302,7 @@ std::uint64_t Limiter::Impl::used(const CompiledRule& compiled, const SeriesId& 
       crdt::BucketState state;
       if (entry.form() == Form::bucket) state = small_bucket(entry, counted_by(entry));
       std::uint64_t total = state.checkpoint.counted;
-      if (series != nullptr && series->bucket != nullptr) {
+      if (series != nullptr && series->bucket) {
         const BucketCell& bucket = *series->bucket;
         state = bucket.held > 0 ? with_held(compiled, bucket, now) : bucket.state;
         total = add_saturated(bucket.total(), bucket.held);

@@ -94,7 +94,7 @@ Verdict Limiter::Impl::evaluate(const CompiledRule& compiled, const Item& item, 
       return evaluate_bucket(compiled.bucket, small_bucket(*entry, counted_by(*entry)), kSmallTotal,
                              now, cost);
     }
-    if (series == nullptr || series->bucket == nullptr) {
+    if (series == nullptr || !series->bucket) {
       return evaluate_bucket(compiled.bucket, {}, 0, now, cost);
     }
     const BucketCell& bucket = *series->bucket;
@@ -159,8 +159,7 @@ Series& Limiter::Impl::general(SeriesEntry& entry, const SeriesId& id) {
     put(newest_index - 1, entry.count + 2, SeriesEntry::kDirtyBefore);
     put(newest_index, entry.count, SeriesEntry::kDirty);
   } else if (form == Form::bucket) {
-    series->bucket = std::make_unique<BucketCell>();
-    BucketCell& bucket = *series->bucket;
+    BucketCell& bucket = series->make_bucket();
     bucket.birth = bucket.last_birth = static_cast<std::uint64_t>(entry.time);
     bucket.own = kSmallTotal;
     bucket.state = small_bucket(entry, counted_by(entry));
@@ -168,6 +167,7 @@ Series& Limiter::Impl::general(SeriesEntry& entry, const SeriesId& id) {
   }
   entry.set(SeriesEntry::kDirty | SeriesEntry::kDirtyBefore, false);
   entry.set_form(Form::general);
+  entry.time = 0;
   entry.series = series.release();
   return *entry.series;
 }
