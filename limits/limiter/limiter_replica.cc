@@ -39,7 +39,8 @@ bool Limiter::Impl::drain(std::vector<crdt::OwnCount>& out, std::size_t max) {
           next_stripe.store(number, std::memory_order_relaxed);
           return true;
         }
-        for (; count < kDrainGroup && !stripe.dirty.empty(); ++count) {
+        const std::size_t most = std::min(kDrainGroup, max - out.size());
+        for (; count < most && !stripe.dirty.empty(); ++count) {
           places[count] = stripe.dirty.back();
           stripe.dirty.pop_back();
         }
