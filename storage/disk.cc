@@ -624,11 +624,7 @@ bool Disk::gather(std::uint64_t upto, std::size_t cells, std::size_t bytes, std:
     bytes_read += cursor.value().size();
     gathered_bytes_ += cursor.value().size();
     gathered_upto_ = next;
-    for (crdt::Cell& cell : delta.cells) {
-      auto [at, added] =
-          gathered_.try_emplace({crdt::generation_of(cell.id.epoch), cell.id}, std::move(cell));
-      if (!added) crdt::join(at->second, cell);
-    }
+    for (crdt::Cell& cell : delta.cells) gathered_.add(std::move(cell));
     more = cursor.move(MDB_NEXT);
   }
   return next > upto || gathered_.size() >= most;
@@ -639,16 +635,17 @@ bool Disk::put_gathered(Txn& txn, std::size_t cells, Nanos floor, Nanos settled)
   named_late_.clear();
   // Bounded in tables as well: each needs a handle.
   const std::size_t most_handles = max_handles_ + kStepTables;
+  crdt::Generation at;
+  std::optional<Cursor> cursor;  // finds the next key mostly on the page where it is
   for (; cells > 0 && !gathered_.empty() && handles_.size() < most_handles; --cells) {
-    auto node = gathered_.extract(gathered_.begin());
-    const crdt::Generation& generation = node.key().first;
-    crdt::Cell& cell = node.mapped();
+    auto [generation, cell] = gathered_.take();
     if (!generation.is_bucket() && generation.end() <= floor) continue;
-    MDB_dbi dbi = table(txn, generation, true);
+    if (!cursor || at != generation) cursor.emplace(txn, table(txn, generation, true));
+    at = generation;
     key_.clear();
     put_cell_key(cell.id, key_);
-    if (std::optional<View> value = txn.get(dbi, key_)) {
-      crdt::Cell stored = unpack(key_, *value, generation);
+    if (cursor->find(key_)) {
+      crdt::Cell stored = unpack(key_, cursor->value(), generation);
       if (!generation.is_bucket() || stored.expiry() > settled) {
         if (!crdt::join(stored, cell)) continue;
         cell = std::move(stored);
@@ -656,16 +653,16 @@ bool Disk::put_gathered(Txn& txn, std::size_t cells, Nanos floor, Nanos settled)
     }
     pack(txn, cell, value_);
     seal(key_, value_);
-    txn.put(dbi, key_, value_);
+    cursor->put(key_, value_);
   }
   if (!gathered_.empty()) return false;
   // The last cells and the records that all of them came from go in one transaction.
-  Cursor cursor(txn, log_dbi_);
+  Cursor records(txn, log_dbi_);
   while (log_.first <= gathered_upto_) {
-    if (!cursor.move(MDB_FIRST) || RecordReader(cursor.key()).big64() != log_.first) {
+    if (!records.move(MDB_FIRST) || RecordReader(records.key()).big64() != log_.first) {
       damaged(fmt::format("log record {} is gone", log_.first));
     }
-    cursor.erase();
+    records.erase();
     ++log_.first;
   }
   log_.bytes -= gathered_bytes_;

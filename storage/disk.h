@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <weir/storage/fold_set.h>
 #include <weir/storage/lmdb_env.h>
 #include <weir/storage/store.h>
 
@@ -119,7 +120,7 @@ class Disk {
   std::unordered_set<crdt::Incarnation> used_;  // writers of what open() read
   std::map<crdt::Incarnation, crdt::Member> members_;
   std::uint32_t next_writer_ = 0;
-  std::map<std::pair<crdt::Generation, crdt::CellId>, crdt::Cell> gathered_;
+  FoldSet gathered_;
   std::uint64_t gathered_upto_ = 0;
   std::uint64_t gathered_bytes_ = 0;
   std::vector<crdt::Incarnation> named_late_;  // their records lack the name

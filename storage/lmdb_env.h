@@ -94,8 +94,19 @@ class Cursor {
     key_ = to_val(key);
     return move(MDB_SET_RANGE);
   }
+  /// Moves to `key`; false if it is not there. Cheap where it is on the page of the last one.
+  bool find(View key) {
+    key_ = to_val(key);
+    return move(MDB_SET_KEY);
+  }
   View key() const { return to_view(key_); }
   View value() const { return to_view(value_); }
+  /// Writes; the cursor is at `key` then.
+  void put(View key, View value) {
+    MDB_val k = to_val(key);
+    MDB_val v = to_val(value);
+    check(mdb_cursor_put(cursor_, &k, &v, 0), "cannot write");
+  }
   void erase() { check(mdb_cursor_del(cursor_, 0), "cannot delete"); }
 
  private:

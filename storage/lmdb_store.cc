@@ -505,7 +505,10 @@ std::unique_ptr<Store> make_lmdb_store(LmdbOptions options, LmdbTuning tuning, L
 }
 
 std::unique_ptr<Store> make_lmdb_store(LmdbOptions options) {
-  return make_lmdb_store(std::move(options), LmdbTuning{}, LmdbHooks{});
+  LmdbTuning tuning;
+  // A small map has room for more than the log.
+  tuning.fold_bytes = std::min(tuning.fold_bytes, options.map_bytes / 16);
+  return make_lmdb_store(std::move(options), tuning, LmdbHooks{});
 }
 
 }  // namespace weir::storage

@@ -16,9 +16,9 @@ inline constexpr std::uint32_t kFormatVersion = 1;
 /// Pacing of the writer thread's background work. The defaults are for nodes; tests turn them up.
 struct LmdbTuning {
   /// A log this old, this big or this long is folded into the tables.
-  std::chrono::milliseconds fold_age{2000};
-  std::uint64_t fold_bytes = 8u << 20;
-  std::uint64_t fold_records = 4096;
+  std::chrono::milliseconds fold_age{10'000};
+  std::uint64_t fold_bytes = 64u << 20;
+  std::uint64_t fold_records = 1u << 14;
   /// One fold step takes about this long (it delays the commits behind it), and never more than
   /// these cells and bytes of log, plus one record. A fold holds about so many cells in memory.
   std::chrono::microseconds fold_step{20'000};

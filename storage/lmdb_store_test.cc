@@ -817,6 +817,31 @@ TEST(LmdbStore, FullMapKeepsWhatWasCommitted) {
   }
 }
 
+/// As nodes tune it: the same cells again and again, more than the map's size in all.
+TEST(LmdbStore, ASmallMapIsFoldedBeforeTheLogFillsIt) {
+  TempDir dir;
+  LmdbOptions options = options_for(dir.path());
+  options.map_bytes = 8u << 20;
+  Opened opened;
+  opened.store = make_lmdb_store(options);
+  ASSERT_TRUE(opened.store->open(boot_id(1), kT0, opened.watch->events(), opened.recovered,
+                                 opened.error));
+  Model model;
+  for (crdt::WriteId id = 1; id <= 400; ++id) {
+    std::vector<crdt::Cell> cells;
+    for (std::uint64_t series = 0; series < 1000; ++series) {
+      cells.push_back(windowed(series, epoch(100), {{1, id}}));
+    }
+    join_into(model, {cells, {}});
+    opened.write(id, std::move(cells));
+    ASSERT_TRUE(opened.watch->wait_committed(id));
+  }
+  EXPECT_GT(opened.store->counters().bytes, options.map_bytes);
+  opened.store->close(kT0);
+  Opened again = open_with(options, 2);
+  EXPECT_TRUE(same(model_of(again.recovered.state), model));
+}
+
 TEST(LmdbStore, ARealWriteErrorKeepsWhatWasCommitted) {
   TempDir dir;
   ::signal(SIGXFSZ, SIG_IGN);

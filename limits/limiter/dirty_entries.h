@@ -1,9 +1,11 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include <weir/limits/limiter/program.h>
@@ -21,33 +23,39 @@ class DirtyEntries {
     stripes_[stripe].indices.push_back(index);
   }
 
-  /// Calls `take(index)` for each entry, which is not in the list any more by then, for as long as
-  /// `more()`. True if some are left; the next call begins where this one ended.
-  template <typename More, typename Take>
-  bool take(More more, Take take) {
+  /// Calls `take(indices)` for some entries at a time, which are not in the list any more by then,
+  /// for as long as `room()`, how many more there may be, is above 0. True if some are left; the
+  /// next call begins where this one ended.
+  template <typename Room, typename Take>
+  bool take(Room room, Take take) {
+    std::array<std::size_t, kTogether> indices;
     std::size_t first = next_.load(std::memory_order_relaxed);
     for (std::size_t i = 0; i < kStripes; ++i) {
       std::size_t number = (first + i) % kStripes;
       Stripe& stripe = stripes_[number];
       for (;;) {
-        std::size_t index = 0;
+        std::size_t count = 0;
         {
           std::lock_guard lock(stripe.mutex);
           if (stripe.indices.empty()) break;
-          if (!more()) {
+          std::size_t most = std::min(kTogether, room());
+          if (most == 0) {
             next_.store(number, std::memory_order_relaxed);
             return true;
           }
-          index = stripe.indices.back();
-          stripe.indices.pop_back();
+          for (; count < most && !stripe.indices.empty(); ++count) {
+            indices[count] = stripe.indices.back();
+            stripe.indices.pop_back();
+          }
         }
-        take(index);
+        take(std::span<const std::size_t>(indices).first(count));
       }
     }
     return false;
   }
 
  private:
+  static constexpr std::size_t kTogether = 16;
   struct alignas(64) Stripe {
     std::mutex mutex;
     std::vector<std::size_t> indices;

@@ -263,6 +263,7 @@ struct Limiter::Impl {
   // The replica's side.
 
   bool drain(std::vector<crdt::OwnCount>& out, std::size_t max);
+  void drain_places(std::span<const std::size_t> places, std::vector<crdt::OwnCount>& out);
   void drain_entry(SeriesEntry& entry, std::vector<crdt::OwnCount>& out);
   void drain_series(const SeriesId& id, Series& series, bool urgent,
                     std::vector<crdt::OwnCount>& out) const;

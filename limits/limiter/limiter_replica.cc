@@ -17,6 +17,12 @@ bool leave_behind(AnyCell& cell, std::uint64_t held) {
   return cell.own > 0;
 }
 
+[[gnu::always_inline]] inline void prefetch(const Series& series) {
+  constexpr std::size_t kLine = 64;
+  const auto* bytes = reinterpret_cast<const char*>(&series);
+  for (std::size_t at = 0; at < sizeof series; at += kLine) __builtin_prefetch(bytes + at);
+}
+
 }  // namespace
 
 void Limiter::Impl::list(SeriesEntry& entry) {
@@ -26,13 +32,28 @@ void Limiter::Impl::list(SeriesEntry& entry) {
 }
 
 bool Limiter::Impl::drain(std::vector<crdt::OwnCount>& out, std::size_t max) {
-  return dirty_entries.take([&] { return out.size() < max; },
-                            [&](std::size_t index) {
-                              SeriesEntry& entry = table.at(index);
-                              if (!table.lock_any(entry)) return;
-                              if (entry.has(SeriesEntry::kListed)) drain_entry(entry, out);
-                              SeriesTable::unlock(entry);
-                            });
+  return dirty_entries.take(
+      [&] { return max - std::min(max, out.size()); },
+      [&](std::span<const std::size_t> places) { drain_places(places, out); });
+}
+
+/// They come in no order, and each alone would wait for its memory: a group's is asked for before
+/// the first is drained.
+void Limiter::Impl::drain_places(std::span<const std::size_t> places,
+                                 std::vector<crdt::OwnCount>& out) {
+  for (std::size_t place : places) table.prefetch(place);
+  for (std::size_t place : places) {
+    SeriesEntry& entry = table.at(place);
+    if (!table.lock_any(entry)) continue;
+    if (entry.form() == Form::general) prefetch(*entry.series);
+    SeriesTable::unlock(entry);
+  }
+  for (std::size_t place : places) {
+    SeriesEntry& entry = table.at(place);
+    if (!table.lock_any(entry)) continue;
+    if (entry.has(SeriesEntry::kListed)) drain_entry(entry, out);
+    SeriesTable::unlock(entry);
+  }
 }
 
 void Limiter::Impl::drain_entry(SeriesEntry& entry, std::vector<crdt::OwnCount>& out) {
@@ -65,7 +86,7 @@ void Limiter::Impl::drain_series(const SeriesId& id, Series& series, bool urgent
     if (ahead) cell.ceiling = std::max(cell.ceiling, add_saturated(cell.own, cell.block));
     out.push_back({{id, cell.epoch}, 0, ahead ? cell.ceiling : cell.own, {}, urgent, ahead});
   }
-  if (series.bucket == nullptr || !series.bucket->dirty) return;
+  if (!series.bucket || !series.bucket->dirty) return;
   BucketCell& bucket = *series.bucket;
   bucket.dirty = false;
   bucket.drained = bucket.own;
@@ -116,7 +137,8 @@ void Limiter::Impl::absorb_bucket(Series& series, const crdt::Cell& cell, std::u
 
 void Limiter::Impl::reset(const crdt::Cell& cell) {
   with_entry(cell.id.series, false, [&](SeriesEntry& entry) {
-    if (entry.form() != Form::general || entry.series->bucket == nullptr) return;
+    if (entry.form() != Form::general || !entry.series->bucket) return;
+    entry.time = 0;
     BucketCell& bucket = *entry.series->bucket;
     std::uint64_t held = bucket.birth == 0 ? 0 : cell.value_of({options.incarnation, bucket.birth});
     // Of the own units the replica forgot those that it had; it has none that it forgot and
@@ -159,7 +181,7 @@ void Limiter::Impl::rebase(const crdt::Incarnation& fresh,
       cell.ceiling = cell.durable = 0;
       dirty |= cell.dirty;
     }
-    if (series.bucket != nullptr && series.bucket->birth != 0) {
+    if (series.bucket && series.bucket->birth != 0) {
       BucketCell& bucket = *series.bucket;
       bucket.drained = 0;
       bucket.dirty = leave_behind(bucket, durable({id, crdt::kBucketEpoch}, {old, bucket.birth}));
@@ -299,12 +321,16 @@ bool Limiter::Impl::is_over(SeriesEntry& entry, Nanos floor) {
     case Form::general:
       break;
   }
+  if (entry.time > floor) return false;
   Series& series = *entry.series;
   if (series.escrow_bucket != nullptr) return is_escrow_bucket_over(entry, series, floor - kGrace);
   series.forget_windows(floor - kGrace);
   if (!series.windows.empty() || !series.escrow.empty()) return false;
-  if (series.bucket == nullptr) return true;
-  if (series.bucket->state.expiry > floor) return false;
+  if (!series.bucket) return true;
+  if (series.bucket->state.expiry > floor) {
+    entry.time = series.bucket->state.expiry;  // which only rises
+    return false;
+  }
   // Its slots are forgotten here before the replica may do so.
   series.bucket->reset();
   return series.bucket->held == 0;

@@ -75,7 +75,7 @@ Verdict Limiter::Impl::evaluate(const CompiledRule& compiled, const Item& item, 
       return evaluate_bucket(compiled.bucket, small_bucket(*entry, counted_by(*entry).bucket),
                              kSmallTotal, now, cost);
     }
-    if (series == nullptr || series->bucket == nullptr) {
+    if (series == nullptr || !series->bucket) {
       return evaluate_bucket(compiled.bucket, {}, 0, now, cost);
     }
     const BucketCell& bucket = *series->bucket;
@@ -118,6 +118,7 @@ Series& Limiter::Impl::general(SeriesEntry& entry, const SeriesId& id) {
                                        : to_general(entry, id, counted_by(entry));
   entry.set(SeriesEntry::kDirty | SeriesEntry::kDirtyBefore, false);
   entry.set_form(Form::general);
+  entry.time = 0;
   entry.series = series.release();
   return *entry.series;
 }
@@ -195,7 +196,7 @@ std::uint64_t Limiter::Impl::used(const CompiledRule& compiled, const SeriesId& 
       crdt::BucketState state;
       if (entry.form() == Form::bucket) state = small_bucket(entry, counted_by(entry).bucket);
       std::uint64_t total = state.checkpoint.counted;
-      if (series != nullptr && series->bucket != nullptr) {
+      if (series != nullptr && series->bucket) {
         const BucketCell& bucket = *series->bucket;
         state = bucket.held > 0 ? with_held(compiled, bucket, now) : bucket.state;
         total = add_saturated(bucket.total(), bucket.held);

@@ -456,6 +456,40 @@ TEST(Limiter, ABucketThatWasResetWhileTimeStandsStillGetsAnotherSlot) {
   EXPECT_GT(out[1].birth, out[0].birth);
 }
 
+/// What the replica resets ends sooner than what a sweep has seen.
+TEST(Limiter, ABucketThatWasResetIsForgottenByItsNewEnd) {
+  LimiterOptions options;
+  options.replicated = true;
+  options.incarnation = {1, 1};
+  Limiter limiter(set({rule("a", 10, Algorithm::token_bucket)}), options);
+  std::vector<crdt::OwnCount> out;
+  ASSERT_TRUE(limiter.check(Ask({{"key", "k"}}, 10).request, kNow).allowed);
+  limiter.replica_side().drain(out, 100);
+  crdt::Cell news = begun_by_peer(out.at(0), 1);
+  ASSERT_LT(news.bucket.expiry, out[0].bucket.expiry);
+  EXPECT_EQ(limiter.sweep(kNow), 0u);
+  limiter.replica_side().reset(news);
+  EXPECT_EQ(limiter.sweep(news.bucket.expiry - 1), 0u);
+  EXPECT_EQ(limiter.sweep(news.bucket.expiry), 1u);
+}
+
+TEST(Limiter, ABucketIsForgottenOnceItIsFull) {
+  LimiterOptions options;
+  options.replicated = true;
+  options.incarnation = {1, 1};
+  Limiter limiter(set({rule("a", 10, Algorithm::token_bucket)}), options);
+  std::vector<crdt::OwnCount> out;
+  ASSERT_TRUE(limiter.check(Ask({{"key", "k"}}, 1).request, kNow).allowed);
+  limiter.replica_side().drain(out, 100);
+  EXPECT_EQ(limiter.sweep(kNow), 0u);
+  ASSERT_TRUE(limiter.check(Ask({{"key", "k"}}, 9).request, kNow + kSecond).allowed);
+  limiter.replica_side().drain(out, 100);
+  Nanos full = out.at(1).bucket.expiry;
+  ASSERT_GT(full, out[0].bucket.expiry);
+  EXPECT_EQ(limiter.sweep(full - 1), 0u);
+  EXPECT_EQ(limiter.sweep(full), 1u);
+}
+
 TEST(Limiter, AnOwnCountComesWithACheckpointThatCountsIt) {
   LimiterOptions options;
   options.replicated = true;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <weir/crdt/cell.h>
@@ -52,13 +53,13 @@ struct BucketCell {
 /// A series in its general form: everything that does not fit an Entry of the table. Guarded by
 /// that entry's lock.
 struct Series {
-  std::vector<WindowCell> windows;  ///< by start, oldest first
-  std::vector<EscrowCell> escrow;   ///< the same for an escrow rule, which has no `windows`
-  std::unique_ptr<BucketCell> bucket;
+  std::optional<BucketCell> bucket;  ///< here, and not beside: each way is a cache miss
+  std::vector<WindowCell> windows;   ///< by start, oldest first
+  std::vector<EscrowCell> escrow;    ///< the same for an escrow rule, which has no `windows`
   std::unique_ptr<EscrowBucket> escrow_bucket;  ///< and `escrow` its lending periods
 
   BucketCell& make_bucket() {
-    if (bucket == nullptr) bucket = std::make_unique<BucketCell>();
+    if (!bucket) bucket.emplace();
     return *bucket;
   }
   WindowCell* find(const crdt::Epoch& epoch) {

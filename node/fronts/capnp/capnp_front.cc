@@ -29,37 +29,6 @@ constexpr auto kSweepInterval = 500 * kj::MILLISECONDS;
 /// The ordinal of Service.check.
 constexpr std::uint16_t kCheckMethod = 0;
 
-std::string problem_of(capnp::List<schema::Entry>::Reader entries) {
-  if (entries.size() > rpc::kMaxEntries) {
-    return "more than " + std::to_string(rpc::kMaxEntries) + " descriptor entries";
-  }
-  for (auto entry : entries) {
-    if (entry.getKey().size() > rpc::kMaxText || entry.getValue().size() > rpc::kMaxText) {
-      return "a descriptor entry is longer than " + std::to_string(rpc::kMaxText) + " bytes";
-    }
-  }
-  return {};
-}
-
-std::string problem_of(schema::CheckRequest::Reader request) {
-  if (request.getDomain().size() > rpc::kMaxText) {
-    return "domain is longer than " + std::to_string(rpc::kMaxText) + " bytes";
-  }
-  if (request.getId().size() > rpc::kMaxRequestId) {
-    return "id is longer than " + std::to_string(rpc::kMaxRequestId) + " bytes";
-  }
-  if (request.getRuleFilter().size() > 0) return "ruleFilter is for members of the cluster";
-  auto more = request.getMore();
-  if (more.size() >= kMaxDescriptors) {
-    return "more than " + std::to_string(kMaxDescriptors) + " descriptors";
-  }
-  std::string problem = problem_of(request.getEntries());
-  for (auto descriptor : more) {
-    if (problem.empty()) problem = problem_of(descriptor.getEntries());
-  }
-  return problem;
-}
-
 std::string_view view(capnp::Text::Reader text) {
   return {text.begin(), text.size()};
 }
@@ -92,12 +61,15 @@ class Batch {
   Call add(Requests in) {
     Call call{requests_.size(), in.size(), {}};
     for (capnp::uint i = 0; i < in.size(); ++i) {
-      std::string why = problem_of(in[i]);
-      if (why.empty()) {
-        add_one(in[i]);
-      } else {
-        call.malformed.push_back({i, std::move(why)});
-      }
+      const std::size_t entries = entries_.size();
+      const std::size_t descriptors = descriptors_.size();
+      const std::size_t bytes = bytes_;
+      std::string why = add_one(in[i]);
+      if (why.empty()) continue;
+      entries_.resize(entries);
+      descriptors_.resize(descriptors);
+      bytes_ = bytes;
+      call.malformed.push_back({i, std::move(why)});
     }
     bytes_ += in.size() * kBytesPerRequest;
     return call;
@@ -129,31 +101,55 @@ class Batch {
     std::size_t more = 0;     // further descriptors
   };
 
-  void add_one(schema::CheckRequest::Reader in) {
+  /// Empty, or what is wrong with it: then entries and descriptors of it are left behind.
+  std::string add_one(schema::CheckRequest::Reader in) {
     Request request;
     request.domain = view(in.getDomain());
     request.id = view(in.getId());
     request.hits = in.getHits();
     request.wants_bound = in.getWantsBound();
-    bytes_ += request.domain.size() + request.id.size();
-    requests_.push_back(request);
-    keep(in.getEntries());
-    auto more = in.getMore();
-    shapes_.push_back({in.getEntries().size(), more.size()});
+    if (request.domain.size() > rpc::kMaxText) {
+      return "domain is longer than " + std::to_string(rpc::kMaxText) + " bytes";
+    }
+    if (request.id.size() > rpc::kMaxRequestId) {
+      return "id is longer than " + std::to_string(rpc::kMaxRequestId) + " bytes";
+    }
+    if (in.getRuleFilter().size() > 0) return "ruleFilter is for members of the cluster";
+    const auto entries = in.getEntries();
+    const auto more = in.getMore();
+    if (more.size() >= kMaxDescriptors) {
+      return "more than " + std::to_string(kMaxDescriptors) + " descriptors";
+    }
+    std::string problem = keep(entries);
     for (auto descriptor : more) {
-      auto list = descriptor.getEntries();
-      keep(list);
+      if (!problem.empty()) return problem;
+      const auto list = descriptor.getEntries();
+      problem = keep(list);
       // How many they are; where they are is set once all are there.
       descriptors_.push_back(
           {{static_cast<const Entry*>(nullptr), list.size()}, descriptor.getHits()});
     }
+    if (!problem.empty()) return problem;
+    requests_.push_back(request);
+    shapes_.push_back({entries.size(), more.size()});
+    bytes_ += request.domain.size() + request.id.size();
+    return {};
   }
 
-  void keep(capnp::List<schema::Entry>::Reader in) {
+  /// Empty, or what is wrong with them.
+  std::string keep(capnp::List<schema::Entry>::Reader in) {
+    if (in.size() > rpc::kMaxEntries) {
+      return "more than " + std::to_string(rpc::kMaxEntries) + " descriptor entries";
+    }
     for (auto entry : in) {
       entries_.push_back({view(entry.getKey()), view(entry.getValue())});
-      bytes_ += entries_.back().key.size() + entries_.back().value.size();
+      const Entry& kept = entries_.back();
+      if (kept.key.size() > rpc::kMaxText || kept.value.size() > rpc::kMaxText) {
+        return "a descriptor entry is longer than " + std::to_string(rpc::kMaxText) + " bytes";
+      }
+      bytes_ += kept.key.size() + kept.value.size();
     }
+    return {};
   }
 
   std::vector<Entry> entries_;

@@ -91,7 +91,7 @@ class HttpConnection final : public rpc::ByteStream::User, public rpc::Deferred 
   using Server = HttpServer::Impl;
 
   HttpConnection(Server& server, std::unique_ptr<rpc::ByteStream> stream, const rpc::Address& peer)
-      : server_(server), stream_(std::move(stream)), peer_(peer), decoder_(0) {}
+      : server_(server), stream_(std::move(stream)), host_(rpc::host_of(peer)), decoder_(0) {}
   ~HttpConnection();
 
   void on_data(std::span<char> bytes) override;
@@ -112,7 +112,7 @@ class HttpConnection final : public rpc::ByteStream::User, public rpc::Deferred 
                    bool old);
   rpc::Output& out() { return stream_->out(); }
   Server& server() { return server_; }
-  const rpc::Address& peer() const { return peer_; }
+  std::string_view host() const { return host_; }
   void end_writing() { writing_ = false; }
 
   Milliseconds since() const { return since_; }  // of its place in a list
@@ -143,7 +143,7 @@ class HttpConnection final : public rpc::ByteStream::User, public rpc::Deferred 
 
   Server& server_;
   std::unique_ptr<rpc::ByteStream> stream_;  // null: closed
-  rpc::Address peer_;
+  const std::string host_;  // of the other side
   Connections* list_ = nullptr;
   Connections::iterator at_;
   std::list<HttpConnection*>::iterator head_at_;

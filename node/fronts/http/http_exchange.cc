@@ -87,8 +87,8 @@ void append_http_status(rpc::Output& out, unsigned status) {
   out.append("\r\n");
 }
 
-const rpc::Address& HttpExchange::peer() const {
-  return connection_->peer();
+std::string_view HttpExchange::host() const {
+  return connection_->host();
 }
 
 // What it sees in `from` is at `to` now.

@@ -83,7 +83,7 @@ struct HttpFront::Impl final : HttpServer::Handler {
 void HttpFront::Impl::handle(std::span<HttpExchange* const> batch) {
   reader.clear();
   parts.clear();
-  const std::string from = rpc::host_of(batch.front()->peer());
+  const std::string_view from = batch.front()->host();
   for (HttpExchange* exchange : batch) {
     const Route route = route_of(*exchange);
     if (refuse(*exchange, route)) continue;
@@ -174,8 +174,7 @@ void HttpFront::Impl::answer(HttpExchange& exchange, const Reply& reply, bool mi
 void HttpFront::Impl::reserve(HttpExchange& exchange) {
   reader.clear();
   if (!reader.reserve(exchange.body())) return respond_problem(exchange, reader.error());
-  const std::string from = rpc::host_of(exchange.peer());
-  service.reserve(reader.requests()[0], reader.timeout(), {from},
+  service.reserve(reader.requests()[0], reader.timeout(), {exchange.host()},
                   [this, id = exchange.id()](ReserveReply& reply) {
                     HttpExchange* asked = listener.server().find(id);
                     if (asked == nullptr) return;
@@ -192,8 +191,7 @@ void HttpFront::Impl::reserve(HttpExchange& exchange) {
 void HttpFront::Impl::settle(HttpExchange& exchange) {
   SettleBody body;
   if (!reader.settle(exchange.body(), body)) return respond_problem(exchange, reader.error());
-  const std::string from = rpc::host_of(exchange.peer());
-  service.settle(body.ticket, body.hits, {from}, [this, id = exchange.id()](SettleReply& reply) {
+  service.settle(body.ticket, body.hits, {exchange.host()}, [this, id = exchange.id()](SettleReply& reply) {
     HttpExchange* asked = listener.server().find(id);
     if (asked == nullptr) return;
     const unsigned status = http_status(reply);

@@ -65,8 +65,9 @@ class HttpExchange {
   /// All lines of the head from the request line on, for fields that are wanted seldom.
   std::string_view head() const { return head_text_; }
   std::string_view body() const { return body_; }
-  /// Where it comes from. Only until it is answered.
-  const rpc::Address& peer() const;
+  /// Where it comes from, without the port. Only until it is answered, and valid to the end of the
+  /// turn.
+  std::string_view host() const;
 
   /// Names the exchange for HttpServer::find(), also from other threads. Never used again.
   std::uint64_t id() const { return id_; }
