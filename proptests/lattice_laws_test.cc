@@ -156,8 +156,8 @@ LAW(4, "slots of unknown writers survive a relay", "windowed", "buckets", "named
   }
   RC_ASSERT(nodes[0]->cell_count() == delta.cells.size());
   for (const Cell& cell : delta.cells) {
-    const Cell* there = nodes[0]->find(cell.id);
-    RC_ASSERT(there != nullptr);
+    const std::optional<Cell> there = nodes[0]->find(cell.id);
+    RC_ASSERT(there.has_value());
     RC_ASSERT(*there == cell);
     reached("windowed", !cell.id.is_bucket());
     reached("buckets", cell.id.is_bucket());

@@ -213,7 +213,7 @@ LAW(37, "quiescent and connected: equal digests, no traffic, bounded buffers",
     for (std::size_t i = 1; i < mesh.size(); ++i) mesh.disconnect(0, i);
     mesh.add(0, brief, 3);
     mesh.advance(5 * kSecond);
-    RC_ASSERT(mesh.replica(0).find(brief) == nullptr);
+    RC_ASSERT(mesh.replica(0).find(brief) == std::nullopt);
     reached("cells that expired unsent");
   }
   play(mesh, schedule);
