@@ -64,12 +64,16 @@ class CellIndex {
 
   /// Calls visit(ref) for entries with hashes from `from` on, in their order, until it returns
   /// false: then the hash of that entry is returned; else 2^32. `visit` must not change the index.
-  template <typename Visit>
-  std::uint64_t walk(std::uint64_t from, Visit visit) const {
+  /// `ahead(ref)` is called some entries before visit(ref).
+  template <typename Ahead, typename Visit>
+  std::uint64_t walk(std::uint64_t from, Ahead ahead, Visit visit) const {
     if (places_.empty() || from > kEnd) return kEnd;
     std::size_t at = from == kEnd ? places_.size() : first(static_cast<std::uint32_t>(from));
     for (; at < places_.size(); ++at) {
       const Place& place = places_[at];
+      if (at + kAhead < places_.size() && places_[at + kAhead].ref != 0) {
+        ahead(places_[at + kAhead].ref);
+      }
       if (place.ref == 0 || place.hash < from) continue;
       if (!visit(place.ref)) return place.hash;
     }
@@ -95,6 +99,7 @@ class CellIndex {
     RecordRef ref = 0;  // 0: nothing is here
   };
   static constexpr std::size_t kSmall = 16;
+  static constexpr std::size_t kAhead = 12;
 
   /// Where an entry stands if there is room: rises with the hash.
   std::size_t home(std::uint32_t hash) const {

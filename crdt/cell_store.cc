@@ -240,19 +240,4 @@ std::size_t CellStore::size_of(const Group& group) const {
   return shard == nullptr ? 0 : shard->cells.size();
 }
 
-std::uint64_t CellStore::digest_of(const Group& group) const {
-  const Shard* shard = shard_of(group);
-  return shard == nullptr ? 0 : shard->digest;
-}
-
-std::uint64_t CellStore::walk(const Group& group, std::uint64_t from,
-                              const VisitCell& visit) const {
-  const Shard* shard = shard_of(group);
-  if (shard == nullptr) return CellIndex::kEnd;
-  return shard->cells.walk(from, [&](RecordRef ref) {
-    read(ref, scratch_);
-    return visit(scratch_);
-  });
-}
-
 }  // namespace weir::crdt

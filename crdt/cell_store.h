@@ -82,12 +82,11 @@ class CellStore {
   template <typename Visit>
   void for_each_group(Visit visit) const;
   std::size_t size_of(const Group& group) const;
-  std::uint64_t digest_of(const Group& group) const;
-  /// Calls visit(held) for cells of the group with table hashes from `from` on, until it returns
-  /// false: then returns the hash to go on from; else CellIndex::kEnd. In proportion to what it
-  /// visits. `held` is valid during the call.
-  using VisitCell = std::function<bool(const HeldCell& held)>;
-  std::uint64_t walk(const Group& group, std::uint64_t from, const VisitCell& visit) const;
+  /// Calls visit(ref, id) for cells of the group with table hashes from `from` on, until it returns
+  /// false: then returns the hash to go on from, whatever comes and goes until then; else
+  /// CellIndex::kEnd. In proportion to what it visits.
+  template <typename Visit>
+  std::uint64_t walk(const Group& group, std::uint64_t from, Visit visit) const;
   /// Every cell that holds rows of escrow rules. In proportion to these.
   const absl::btree_set<CellId>& with_rows() const { return with_rows_; }
 
@@ -117,7 +116,7 @@ class CellStore {
   std::size_t ended_shard_ = 0;  // of the first of them: those before it are empty
   absl::btree_set<CellId> with_rows_;
   std::size_t size_ = 0;
-  mutable HeldCell scratch_;
+  HeldCell scratch_;
   std::vector<std::byte> packed_;
 };
 
@@ -147,6 +146,15 @@ void CellStore::prefetch(std::span<const Item> items, IdOf id_of) const {
       });
     }
   }
+}
+
+template <typename Visit>
+std::uint64_t CellStore::walk(const Group& group, std::uint64_t from, Visit visit) const {
+  const Shard* shard = shard_of(group);
+  if (shard == nullptr) return CellIndex::kEnd;
+  return shard->cells.walk(
+      from, [this](RecordRef ref) { __builtin_prefetch(arena_.at(ref)); },
+      [&](RecordRef ref) { return visit(ref, id(ref)); });
 }
 
 template <typename Visit>

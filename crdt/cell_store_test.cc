@@ -58,7 +58,8 @@ struct Pair {
   void compare() const {
     ASSERT_EQ(index.size(), expected.size());
     std::set<RecordRef> walked;
-    index.walk(0, [&](RecordRef ref) { return walked.insert(ref).second; });
+    index.walk(
+        0, [](RecordRef) {}, [&](RecordRef ref) { return walked.insert(ref).second; });
     ASSERT_EQ(walked.size(), expected.size());
     for (const auto& [hash, ref] : expected) {
       ASSERT_TRUE(walked.contains(ref));
@@ -108,11 +109,13 @@ TEST(CellIndex, AWalkThatWasInterruptedMissesNothingThatStayed) {
   RecordRef next = 10'000;
   for (std::uint64_t at = 0; at != CellIndex::kEnd;) {
     int visits = 0;
-    at = pair.index.walk(at, [&](RecordRef ref) {
-      if (++visits > 37) return false;
-      walked.insert(ref);
-      return true;
-    });
+    at = pair.index.walk(
+        at, [](RecordRef) {},
+        [&](RecordRef ref) {
+          if (++visits > 37) return false;
+          walked.insert(ref);
+          return true;
+        });
     for (int i = 0; i < 100; ++i) pair.insert(static_cast<std::uint32_t>(random()), next++);
     auto gone = std::next(pair.expected.begin(),
                           static_cast<std::ptrdiff_t>(random() % pair.expected.size()));

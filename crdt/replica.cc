@@ -1,18 +1,15 @@
 #include <weir/crdt/replica.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <deque>
-#include <tuple>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include <absl/container/btree_map.h>
 #include <absl/container/flat_hash_map.h>
 
+#include <weir/crdt/anti_entropy.h>
 #include <weir/crdt/cell_store.h>
+#include <weir/crdt/delta_packer.h>
 
 namespace weir::crdt {
 namespace {
@@ -20,7 +17,6 @@ namespace {
 /// Enough for urgent pushes all the time over a round trip and a commit of 600 ms.
 constexpr std::size_t kMaxPushesInFlight = 64;
 constexpr Nanos kUrgentSpacing = 10 * kMillisecond;
-constexpr unsigned kShards = 1u << kShardBits;
 constexpr unsigned kQuickRounds = 20;
 constexpr Nanos kForgetMembersEvery = 10 * kMinute;
 /// Cells that are dropped in a tick, buckets and windows, so that no tick takes long.
@@ -28,12 +24,10 @@ constexpr unsigned kBucketsPerTick = 1024;
 constexpr std::size_t kFreedPerTick = 4096;
 constexpr std::size_t kLookedPerPush = 2 * kMaxDeltaCells;
 
-const CellId& cell_of(const OwnCount& own) {
-  return own.cell;
-}
-const CellId& id_of(const Cell& cell) {
-  return cell.id;
-}
+struct CellOf {
+  const CellId& operator()(const OwnCount& own) const { return own.cell; }
+  const CellId& operator()(const Cell& cell) const { return cell.id; }
+};
 
 struct Pending {
   WriteId write = 0;
@@ -66,35 +60,6 @@ struct Peer {
   Nanos heard_at = 0;
 };
 
-/// Fills deltas that keep to the bounds of one message.
-class DeltaPacker {
- public:
-  explicit DeltaPacker(const std::map<Incarnation, Member>& members) : members_(members) {}
-  bool fits(const Cell& cell) const {
-    return delta_.cells.empty() ||
-           (delta_.cells.size() < kMaxDeltaCells && slots_ + cell.slots.size() <= kMaxDeltaSlots);
-  }
-  void add(Cell cell) {
-    slots_ += cell.slots.size();
-    for (const Slot& slot : cell.slots) {
-      if (delta_.members.contains(slot.id.writer)) continue;
-      auto member = members_.find(slot.id.writer);
-      if (member != members_.end()) delta_.members.insert(*member);
-    }
-    delta_.cells.push_back(std::move(cell));
-  }
-  bool empty() const { return delta_.empty(); }
-  Delta take() {
-    slots_ = 0;
-    return std::exchange(delta_, {});
-  }
-
- private:
-  const std::map<Incarnation, Member>& members_;
-  Delta delta_;
-  std::size_t slots_ = 0;
-};
-
 }  // namespace
 
 std::uint64_t cell_key(const CellId& id) {
@@ -114,6 +79,8 @@ struct Replica::Impl {
   std::uint64_t acked_by_all = ~std::uint64_t{0};  // of the peers ever met
   std::map<Incarnation, Member> members;
   std::vector<Peer> peers;
+  AntiEntropy anti_entropy;
+  PeerIndex repaired = 0;  // the peer that work for it was last done for in a tick
   std::deque<Pending> pending;
   // Buckets: own counts that wait for the disk; while any does, the bucket is kept.
   absl::flat_hash_map<CellId, unsigned> pending_buckets;
@@ -136,7 +103,11 @@ struct Replica::Impl {
   ReplicaCounters counters;
 
   Impl(ReplicaOptions given, bool memory)
-      : options(std::move(given)), memory_only(memory), cells(options.seed), random(options.seed) {
+      : options(std::move(given)),
+        memory_only(memory),
+        cells(options.seed),
+        anti_entropy(cells, members, options.peers.size()),
+        random(options.seed) {
     members.emplace(options.incarnation, options.self);
     for (const Member& member : options.peers) {
       peers.emplace_back();
@@ -195,7 +166,7 @@ struct Replica::Impl {
   }
 
   WriteId count(std::span<const OwnCount> counts) {
-    cells.prefetch(counts, cell_of);
+    cells.prefetch(counts, CellOf());
     if (memory_only) {
       for (const OwnCount& own : counts) apply_own(own, ~WriteId{0});
       return 0;
@@ -314,7 +285,7 @@ struct Replica::Impl {
     last_persisted = std::max(last_persisted, std::min(upto, last_write));
     while (!pending.empty() && pending.front().write <= last_persisted) {
       const std::vector<OwnCount>& counts = pending.front().counts;
-      cells.prefetch(std::span(counts), cell_of);
+      cells.prefetch(std::span(counts), CellOf());
       for (const OwnCount& own : counts) {
         if (own.cell.is_bucket()) arrived(own);
         apply_own(own, pending.front().write);
@@ -397,14 +368,20 @@ struct Replica::Impl {
   void offer(PeerIndex index, Nanos now) {
     Peer& peer = peers[index];
     peer.next_offer = now + jittered(options.anti_entropy_interval);
-    DigestOffer message;
-    message.floor = floor;
-    message.round = ++peer.round;
-    cells.for_each_group([&](const Group& group, std::size_t, std::uint64_t digest) {
-      if (group.generation.end() <= floor || message.groups.size() == kMaxOfferGroups) return;
-      message.groups.push_back({group, digest});
+    outbox.messages.push_back({index, anti_entropy.offer(floor, ++peer.round)});
+  }
+
+  /// What is ready of the answers to this peer. True if there is more to do.
+  bool repair(PeerIndex index) {
+    return anti_entropy.work(index, [&](auto message) {
+      outbox.messages.push_back({index, std::move(message)});
     });
-    outbox.messages.push_back({index, std::move(message)});
+  }
+
+  /// A small answer is whole at once; of a large one the rest follows in ticks.
+  void begin_repair(PeerIndex index) {
+    for (int kinds = 0; kinds < 3 && repair(index); ++kinds) {
+    }
   }
 
   // Receiving.
@@ -416,7 +393,7 @@ struct Replica::Impl {
 
   Merged merge(const Delta& delta, Nanos now) {
     Merged merged;
-    cells.prefetch(std::span(delta.cells), id_of);
+    cells.prefetch(std::span(delta.cells), CellOf());
     for (const Cell& cell : delta.cells) {
       ++counters.cells_received;
       if (!valid(cell)) {
@@ -550,58 +527,8 @@ struct Replica::Impl {
   void on(PeerIndex, const Incarnation&, const RejoinConfirmation&, Nanos) {}
 
   void on(PeerIndex index, const Incarnation&, const DigestOffer& message, Nanos) {
-    Nanos common = std::max(floor, message.floor);
-    std::map<Group, std::uint64_t> theirs;
-    for (const GroupDigest& group : message.groups) theirs.emplace(group.group, group.digest);
-    std::vector<Group> differing;
-    cells.for_each_group([&](const Group& group, std::size_t, std::uint64_t digest) {
-      if (group.generation.end() <= common) return;
-      auto at = theirs.find(group);
-      if (at == theirs.end() || at->second != digest) differing.push_back(group);
-    });
-    for (const auto& [group, digest] : theirs) {
-      if (group.generation.end() <= common || group.shard >= kShards) continue;
-      if (cells.size_of(group) == 0) differing.push_back(group);
-    }
-    Inventory answer;
-    answer.round = message.round;
-    std::size_t room = kMaxInventoryCells;
-    // Each round starts elsewhere, so that what does not fit into one gets its turn.
-    std::size_t first = differing.empty() ? 0 : message.round % differing.size();
-    for (std::size_t i = 0; i < differing.size(); ++i) {
-      const Group& group = differing[(first + i) % differing.size()];
-      GroupInventory inventory = inventory_of(group, message.round, answer.more);
-      if (inventory.cells.size() > room) {
-        answer.more = true;
-        break;
-      }
-      room -= inventory.cells.size();
-      answer.groups.push_back(std::move(inventory));
-    }
-    outbox.messages.push_back({index, std::move(answer)});
-  }
-
-  /// The whole group, or if that is too much for a message the slice of it that is this round's.
-  GroupInventory inventory_of(const Group& group, std::uint64_t round, bool& partial) {
-    GroupInventory inventory;
-    inventory.group = group;
-    inventory.high = ~std::uint64_t{0};
-    // Half the bound: keys are uniform, so a slice is far from it.
-    auto slices = std::bit_ceil(cells.size_of(group) / (kMaxInventoryCells / 2) + 1);
-    if (slices > 1) {
-      unsigned shift = 64u - static_cast<unsigned>(std::countr_zero(slices));
-      inventory.low = (round % slices) << shift;
-      inventory.high = inventory.low + ((std::uint64_t{1} << shift) - 1);
-      partial = true;
-    }
-    cells.walk(group, 0, [&](const HeldCell& each) {
-      std::uint64_t key = cell_key(each.cell.id);
-      if (key >= inventory.low && key <= inventory.high) {
-        inventory.cells.push_back({key, digest_of(each.cell)});
-      }
-      return inventory.cells.size() < kMaxInventoryCells;
-    });
-    return inventory;
+    anti_entropy.on(index, message, floor);
+    begin_repair(index);
   }
 
   void on(PeerIndex index, const Incarnation& from, const Inventory& message, Nanos now) {
@@ -616,53 +543,22 @@ struct Replica::Impl {
       --peer.quick_rounds;
       peer.next_offer = std::min(peer.next_offer, now + options.sync_interval);
     }
-    DeltaPacker packer(members);
-    std::vector<GroupWant> wants;
-    auto send = [&]() {
-      outbox.messages.push_back({index, Repair{packer.take(), std::exchange(wants, {})}});
-    };
-    for (const GroupInventory& inventory : message.groups) {
-      std::unordered_map<std::uint64_t, std::uint64_t> theirs;
-      for (const CellDigest& cell : inventory.cells) theirs.emplace(cell.key, cell.digest);
-      GroupWant want{inventory.group, {}};
-      cells.walk(inventory.group, 0, [&](const HeldCell& each) {
-        std::uint64_t key = cell_key(each.cell.id);
-        if (key < inventory.low || key > inventory.high) return true;
-        auto other = theirs.find(key);
-        if (other != theirs.end()) {
-          bool same = other->second == digest_of(each.cell);
-          theirs.erase(other);
-          if (same) return true;
-          want.keys.push_back(key);
-        }
-        if (!packer.fits(each.cell)) send();
-        packer.add(each.cell);
-        return true;
-      });
-      for (const auto& [key, digest] : theirs) want.keys.push_back(key);
-      if (!want.keys.empty()) wants.push_back(std::move(want));
-    }
-    if (!packer.empty() || !wants.empty()) send();
+    anti_entropy.on(index, message);
+    begin_repair(index);
   }
 
   void on(PeerIndex index, const Incarnation&, const Repair& message, Nanos now) {
     Merged merged = merge(message.delta, now);
     counters.repaired_cells += merged.changed;
-    if (merged.changed > 0) put_write(std::move(merged.written));
-    DeltaPacker packer(members);
-    auto send = [&]() { outbox.messages.push_back({index, Repair{packer.take(), {}}}); };
-    std::size_t sent = 0;
-    for (const GroupWant& want : message.wants) {
-      std::unordered_set<std::uint64_t> keys(want.keys.begin(), want.keys.end());
-      cells.walk(want.group, 0, [&](const HeldCell& each) {
-        if (!keys.contains(cell_key(each.cell.id))) return true;
-        if (++sent > kMaxInventoryCells) return false;
-        if (!packer.fits(each.cell)) send();
-        packer.add(each.cell);
-        return true;
-      });
+    if (merged.changed > 0) {
+      put_write(std::move(merged.written));
+      // There may be more where that came from.
+      Peer& peer = peers[index];
+      peer.next_offer = std::min(peer.next_offer, now + options.sync_interval);
     }
-    if (!packer.empty()) send();
+    if (message.wants.empty()) return;
+    anti_entropy.on_wanted(index, message.wants);
+    begin_repair(index);
   }
 
   // Time.
@@ -674,7 +570,11 @@ struct Replica::Impl {
       Peer& peer = peers[i];
       if (!peer.up) continue;
       if (peer.acked == head) peer.caught_up_at = now;
-      if (now >= peer.next_offer) offer(i, now);
+      if (now >= peer.next_offer && !anti_entropy.busy(i)) offer(i, now);
+    }
+    for (std::size_t i = 0; i < peers.size(); ++i) {
+      repaired = static_cast<PeerIndex>((repaired + 1) % peers.size());
+      if (peers[repaired].up && repair(repaired)) break;
     }
     if (now >= next_forget) {
       forget_members();
@@ -780,6 +680,7 @@ void Replica::peer_down(PeerIndex index) {
   peer.agrees = false;
   peer.in_flight.clear();
   peer.sent = peer.acked;
+  impl_->anti_entropy.forget(index);
 }
 
 void Replica::receive(PeerIndex peer, const Incarnation& from, const Message& message, Nanos now) {
@@ -841,8 +742,9 @@ bool Replica::read(const CellId& id, Cell& into) const {
 
 void Replica::for_each(const std::function<void(const Cell&)>& visit) const {
   impl_->cells.for_each_group([&](const Group& group, std::size_t, std::uint64_t) {
-    impl_->cells.walk(group, 0, [&](const HeldCell& held) {
-      visit(held.cell);
+    impl_->cells.walk(group, 0, [&](RecordRef ref, const CellId&) {
+      impl_->cells.read(ref, impl_->held);
+      visit(impl_->held.cell);
       return true;
     });
   });

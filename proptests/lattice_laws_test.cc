@@ -261,7 +261,9 @@ LAW(38, "a group's digest is that of its cells, however they came", "a cell that
   std::size_t groups = 0;
   store.for_each_group([&](const crdt::Group& group, std::size_t cells, std::uint64_t digest) {
     std::uint64_t sum = 0;
-    store.walk(group, 0, [&](const crdt::HeldCell& held) {
+    store.walk(group, 0, [&](crdt::RecordRef ref, const crdt::CellId&) {
+      crdt::HeldCell held;
+      store.read(ref, held);
       RC_ASSERT(crdt::group_of(held.cell.id) == group);
       sum += crdt::digest_of(held.cell);
       --cells;
