@@ -22,7 +22,7 @@ DigestOffer AntiEntropy::offer(Nanos floor, std::uint64_t round) const {
 void AntiEntropy::on(std::size_t index, const DigestOffer& message, Nanos floor) {
   Peer& peer = peers_[index];
   if (peer.transfer) {
-    peer.transfer->credit = kCredit;
+    peer.transfer->credit = credit();
     return;
   }
   Nanos common = std::max(floor, message.floor);
@@ -30,6 +30,7 @@ void AntiEntropy::on(std::size_t index, const DigestOffer& message, Nanos floor)
   for (const GroupDigest& group : message.groups) theirs.emplace(group.group, group.digest);
   std::vector<Group> differing;
   Transfer transfer;
+  transfer.credit = credit();
   cells_.for_each_group([&](const Group& group, std::size_t, std::uint64_t digest) {
     if (group.generation.end() <= common) return;
     auto at = theirs.find(group);
@@ -82,7 +83,7 @@ std::optional<Inventory> AntiEntropy::list(Peer& peer) {
     GroupInventory& group = listing.groups.front();
     bool full = false;
     listing.from = cells_.walk(group.group, listing.from, [&](RecordRef ref, const CellId& id) {
-      if (looked == kLooked) return false;
+      if (looked == most_looked()) return false;
       ++looked;
       std::uint64_t key = cell_key(id);
       if (key < group.low || key > group.high) return true;
@@ -131,11 +132,11 @@ bool AntiEntropy::compare(Comparison& comparison, DeltaPacker& packer) {
     }
     auto compare_cell = [&](RecordRef ref, const CellId& id) {
       std::uint64_t key = cell_key(id);
-      if (looked == kLooked) return false;
+      if (looked == most_looked()) return false;
       ++looked;
       if (key < group.low || key > group.high) return true;
       cells_.read(ref, held_);
-      if (sent == kSent || !packer.fits(held_.cell)) return false;
+      if (sent == piece_ || !packer.fits(held_.cell)) return false;
       auto other = comparison.theirs.find(key);
       if (other != comparison.theirs.end()) {
         bool same = other->second == digest_of(held_.cell);
@@ -176,7 +177,7 @@ void AntiEntropy::on_wanted(std::size_t index, const std::vector<GroupWant>& wan
 }
 
 void AntiEntropy::send_wanted(std::deque<CellId>& wanted, DeltaPacker& packer) {
-  for (std::size_t sent = 0; !wanted.empty() && sent < kSent; ++sent) {
+  for (std::size_t sent = 0; !wanted.empty() && sent < piece_; ++sent) {
     if (RecordRef ref = cells_.find(wanted.front())) {
       cells_.read(ref, held_);
       if (!packer.fits(held_.cell)) return;
@@ -192,7 +193,7 @@ bool AntiEntropy::transfer(Transfer& transfer, DeltaPacker& packer) {
   while (!transfer.groups.empty()) {
     auto send_cell = [&](RecordRef ref, const CellId&) {
       cells_.read(ref, held_);
-      if (sent == kSent || transfer.credit == 0 || !packer.fits(held_.cell)) return false;
+      if (sent == piece_ || transfer.credit == 0 || !packer.fits(held_.cell)) return false;
       packer.add(held_.cell);
       ++sent;
       --transfer.credit;

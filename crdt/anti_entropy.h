@@ -20,22 +20,17 @@ namespace weir::crdt {
 /// the other side lacks altogether is sent as it is.
 ///
 /// A group may have hundreds of thousands of cells, so an answer is worked out piece by piece, in
-/// work(): no call looks at more than kLooked cells. A later message of a peer takes the place of
-/// an earlier one of its kind, so each peer costs at most one message of each kind in memory.
-/// Not thread-safe.
+/// work(): no call looks at more than a bounded number of cells. A later message of a peer takes
+/// the place of an earlier one of its kind, so each peer costs at most one message of each kind in
+/// memory. Not thread-safe.
 class AntiEntropy {
  public:
-  /// Cells that are looked at in a call, and that are sent in a call.
-  static constexpr std::size_t kLooked = 16384;
-  static constexpr std::size_t kSent = 2048;
-  /// Cells of groups that the other side lacks, for each of its offers: they are its credit, so
-  /// that it is sent no more than it takes in.
-  static constexpr std::size_t kCredit = 131072;
-
-  /// Both outlive it.
+  /// `cells` and `members` outlive it. In a call it sends up to `piece` cells, and looks at up to 8
+  /// times as many. Of groups that the other side lacks it sends up to 64 times as many for each of
+  /// that side's offers: its credit, so that it is sent no more than it takes in.
   AntiEntropy(const CellStore& cells, const std::map<Incarnation, Member>& members,
-              std::size_t peers)
-      : cells_(cells), members_(members), peers_(peers) {}
+              std::size_t peers, std::size_t piece)
+      : cells_(cells), members_(members), piece_(piece), peers_(peers) {}
 
   /// Digests of everything that is held, above `floor`.
   DigestOffer offer(Nanos floor, std::uint64_t round) const;
@@ -74,7 +69,7 @@ class AntiEntropy {
   struct Transfer {
     std::deque<Group> groups;
     std::uint64_t from = 0;
-    std::size_t credit = kCredit;
+    std::size_t credit = 0;
   };
   struct Peer {
     std::optional<Listing> listing;
@@ -84,6 +79,8 @@ class AntiEntropy {
     absl::flat_hash_map<std::uint64_t, CellId> listed;  // by key: of the last inventory sent
   };
 
+  std::size_t most_looked() const { return 8 * piece_; }
+  std::size_t credit() const { return 64 * piece_; }
   GroupInventory slice_of(const Group& group, std::uint64_t round, bool& partial) const;
   std::optional<Inventory> list(Peer& peer);
   bool compare(Comparison& comparison, DeltaPacker& packer);
@@ -92,6 +89,7 @@ class AntiEntropy {
 
   const CellStore& cells_;
   const std::map<Incarnation, Member>& members_;
+  const std::size_t piece_;
   std::vector<Peer> peers_;
   HeldCell held_;  // working memory
 };

@@ -1,5 +1,9 @@
 #include <weir/crdt/cell_arena.h>
 
+#include <sys/mman.h>
+
+#include <bit>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 
@@ -11,6 +15,12 @@ namespace {
 constexpr std::size_t kFine = 256;
 constexpr std::size_t kMiddle = 1024;
 
+std::byte* taken(std::size_t alignment, std::size_t bytes) {
+  auto* base = static_cast<std::byte*>(std::aligned_alloc(alignment, bytes));
+  if (base == nullptr) throw std::bad_alloc();
+  return base;
+}
+
 std::size_t round_up(std::size_t size, std::size_t step) {
   return (size + step - 1) / step * step;
 }
@@ -20,7 +30,10 @@ std::size_t round_up(std::size_t size, std::size_t step) {
 CellArena::CellArena() : bases_(1, nullptr), pages_(1) {}
 
 CellArena::~CellArena() {
-  for (std::byte* base : bases_) ::operator delete(base);
+  for (std::size_t number = 1; number < pages_.size(); ++number) {
+    if (pages_[number].size > 0 && pages_[number].chunk == kNoChunk) std::free(bases_[number]);
+  }
+  for (const Chunk& chunk : chunks_) std::free(chunk.base);
 }
 
 std::size_t CellArena::room_for(std::size_t size) {
@@ -82,7 +95,9 @@ std::uint32_t CellArena::new_page(std::size_t bytes, std::size_t record) {
   if (unused_.empty() && pages_.size() == (std::size_t{1} << (32 - kUnitBits))) {
     throw std::bad_alloc();
   }
-  auto* base = static_cast<std::byte*>(::operator new(bytes));
+  Page page;
+  page.size = static_cast<std::uint32_t>(record);
+  std::byte* base = record > kLargest ? taken(kUnit, bytes) : take_page(page);
   std::uint32_t number;
   if (unused_.empty()) {
     number = static_cast<std::uint32_t>(pages_.size());
@@ -93,14 +108,56 @@ std::uint32_t CellArena::new_page(std::size_t bytes, std::size_t record) {
     unused_.pop_back();
     bases_[number] = base;
   }
-  pages_[number].size = static_cast<std::uint32_t>(record);
-  bytes_ += bytes;
+  pages_[number] = page;
+  if (page.chunk == kNoChunk) bytes_ += bytes;
   return number;
 }
 
+/// Of the first chunk that has one: so later ones empty, and go.
+std::byte* CellArena::take_page(Page& page) {
+  if (open_chunks_.empty()) {
+    if (bytes_ < kChunkBytes) return taken(kPageBytes, kPageBytes);
+    std::byte* base = taken(kChunkBytes, kChunkBytes);
+    ::madvise(base, kChunkBytes, MADV_HUGEPAGE);  // it is as right without
+    std::uint32_t number = static_cast<std::uint32_t>(chunks_.size());
+    if (unused_chunks_.empty()) {
+      chunks_.emplace_back();
+    } else {
+      number = unused_chunks_.back();
+      unused_chunks_.pop_back();
+    }
+    chunks_[number] = {base, ~std::uint32_t{0}};
+    open_chunks_.insert(number);
+    bytes_ += kChunkBytes;
+  }
+  page.chunk = *open_chunks_.begin();
+  Chunk& chunk = chunks_[page.chunk];
+  auto at = static_cast<std::size_t>(std::countr_zero(chunk.unused));
+  chunk.unused &= chunk.unused - 1;
+  if (chunk.unused == 0) open_chunks_.erase(open_chunks_.begin());
+  return chunk.base + at * kPageBytes;
+}
+
+void CellArena::give_page(const Page& page, std::byte* base) {
+  Chunk& chunk = chunks_[page.chunk];
+  open_chunks_.insert(page.chunk);
+  chunk.unused |= 1u << (static_cast<std::size_t>(base - chunk.base) / kPageBytes);
+  if (chunk.unused != ~std::uint32_t{0}) return;
+  std::free(chunk.base);
+  chunk = {};
+  open_chunks_.erase(page.chunk);
+  unused_chunks_.push_back(page.chunk);
+  bytes_ -= kChunkBytes;
+}
+
 void CellArena::drop_page(std::uint32_t number) {
-  bytes_ -= pages_[number].size > kLargest ? pages_[number].size : kPageBytes;
-  ::operator delete(bases_[number]);
+  const Page& page = pages_[number];
+  if (page.chunk != kNoChunk) {
+    give_page(page, bases_[number]);
+  } else {
+    bytes_ -= page.size > kLargest ? page.size : kPageBytes;
+    std::free(bases_[number]);
+  }
   bases_[number] = nullptr;
   pages_[number] = {};
   unused_.push_back(number);

@@ -2,7 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <set>
 #include <vector>
 
 namespace weir::crdt {
@@ -12,8 +12,10 @@ using RecordRef = std::uint32_t;
 
 /// Memory for many small records without a heap block each: pages of 64 KiB, each for records of
 /// one size class (Bonwick's slabs, 1994). A reference is 4 bytes: the page, and where in it in
-/// units of 8 bytes. So all records together take 32 GiB at most. A page that holds no record any
-/// more goes back to the heap. A record larger than 4 KiB has a page of its own size.
+/// units of 8 bytes. So all records together take 32 GiB at most. A record larger than 4 KiB has a
+/// page of its own size. A page that holds no record any more is another's, or goes back to the
+/// heap: the first pages one by one, later ones by 2 MiB, which the system maps as one, so that
+/// reaching a record seldom misses the processor's table of addresses as well.
 ///
 /// Records stay where they are until they are freed. Every call takes constant time, and touches
 /// no record but the one it is about. Not thread-safe.
@@ -51,14 +53,26 @@ class CellArena {
   static constexpr std::size_t kClasses = 32 + 12 + 6 + 1;
 
   struct Page {
-    std::uint32_t size = 0;                // of a record; 0: no page has this number
+    std::uint32_t size = 0;  // of a record; 0: no page has this number
+    std::uint32_t chunk = kNoChunk;
     std::uint32_t before = 0, behind = 0;  // among the pages of its class that have room
     std::uint16_t used = 0;
     std::uint16_t fresh = 0;      // units that were used ever
     std::uint16_t freed = kNone;  // the first freed record; each says which is next
   };
 
+  /// Pages that were taken together.
+  struct Chunk {
+    std::byte* base = nullptr;  // null: no chunk has this number
+    std::uint32_t unused = 0;   // a bit for each page
+  };
+  static constexpr std::uint32_t kNoChunk = ~std::uint32_t{0};
+  static constexpr std::size_t kChunkPages = 32;
+  static constexpr std::size_t kChunkBytes = kChunkPages * kPageBytes;
+
   static std::size_t class_of(std::size_t size);
+  std::byte* take_page(Page& page);
+  void give_page(const Page& page, std::byte* base);
   std::uint32_t new_page(std::size_t bytes, std::size_t record);
   void drop_page(std::uint32_t number);
   void link(std::uint32_t number);
@@ -69,6 +83,9 @@ class CellArena {
   std::vector<Page> pages_;            // by page; number 0 is no page's
   std::vector<std::uint32_t> unused_;  // numbers of pages that are gone
   std::uint32_t with_room_[kClasses] = {};
+  std::vector<Chunk> chunks_;
+  std::set<std::uint32_t> open_chunks_;       // that have unused pages
+  std::vector<std::uint32_t> unused_chunks_;  // numbers of chunks that are gone
   std::size_t bytes_ = 0;
 };
 

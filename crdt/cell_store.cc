@@ -81,12 +81,11 @@ RecordRef CellStore::find(const CellId& id) const {
 }
 
 /// Accounts for the slots that a join will make grow. Returns what it adds to the digest.
-std::uint64_t CellStore::grow(HeldCell& held, std::span<const Slot> slots) {
-  const CellId& id = held.cell.id;
-  std::uint64_t seed = cell_key(id);
+std::uint64_t CellStore::grow(const Cell& cell, std::uint64_t seed, std::span<const Slot> slots) {
+  const CellId& id = cell.id;
   std::uint64_t digest = 0;
   for (const Slot& slot : slots) {
-    std::uint64_t before = held.cell.value_of(slot.id);
+    std::uint64_t before = cell.value_of(slot.id);
     if (slot.value <= before) continue;
     std::uint32_t number = writers_.number_of(slot.id.writer);
     digest += slot_digest(seed, slot.id, slot.value);
@@ -114,12 +113,12 @@ bool CellStore::join(RecordRef& ref, const CellId& id, std::span<const Slot> slo
   } else {
     read(ref, held);
   }
-  std::uint64_t digest = grow(held, slots);
+  std::uint64_t seed = cell_key(id);
+  std::uint64_t digest = grow(held.cell, seed, slots);
   BucketState before = held.cell.bucket;
   bool changed = crdt::join(held.cell, slots, bucket);
   if (!changed && !fresh) return false;
   if (id.is_bucket()) {
-    std::uint64_t seed = cell_key(id);
     digest += state_digest(seed, held.cell.bucket);
     if (!fresh) digest -= state_digest(seed, before);
   }

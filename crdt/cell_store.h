@@ -40,10 +40,10 @@ class CellStore {
 
   /// 0 if it is not held.
   RecordRef find(const CellId& id) const;
-  /// Brings what find() and read() look at closer, for some at once, so that their misses of the
-  /// cache overlap: most of what a cell costs is waiting for memory. `id_of(item)` is a CellId.
-  template <typename Item, typename IdOf>
-  void prefetch(std::span<const Item> items, IdOf id_of) const;
+  /// Calls visit(item) for each, with the memory of the next ones' cells on its way: most of what a
+  /// cell costs is waiting for memory. `id_of(item)` is a CellId. `visit` may change cells.
+  template <typename Item, typename IdOf, typename Visit>
+  void for_each_ahead(std::span<const Item> items, IdOf id_of, Visit visit) const;
 
   void read(RecordRef ref, HeldCell& out) const { unpack(arena_.at(ref), writers_, out); }
   CellId id(RecordRef ref) const { return packed_id(arena_.at(ref)); }
@@ -102,7 +102,7 @@ class CellStore {
   const Shard* shard_of(const Group& group) const;
   const Shard* shard_of(const CellId& id) const { return shard_of(group_of(id)); }
   Shard& shard_made(const CellId& id);
-  std::uint64_t grow(HeldCell& held, std::span<const Slot> slots);
+  std::uint64_t grow(const Cell& cell, std::uint64_t seed, std::span<const Slot> slots);
   void write(RecordRef& ref, const HeldCell& held, Shard& shard);
   void forget(const HeldCell& held);
 
@@ -120,31 +120,33 @@ class CellStore {
   std::vector<std::byte> packed_;
 };
 
-template <typename Item, typename IdOf>
-void CellStore::prefetch(std::span<const Item> items, IdOf id_of) const {
-  constexpr std::size_t kTogether = 16;
+template <typename Item, typename IdOf, typename Visit>
+void CellStore::for_each_ahead(std::span<const Item> items, IdOf id_of, Visit visit) const {
+  constexpr std::size_t kIndexAhead = 16;  // its place in the index is fetched
+  constexpr std::size_t kRecordAhead = 8;  // its place is read, and its record fetched
   struct Probe {
     const CellIndex* cells = nullptr;
     std::uint32_t hash = 0;
   };
-  std::array<Probe, kTogether> probes;
-  while (!items.empty()) {
-    std::span<const Item> some = items.first(std::min(kTogether, items.size()));
-    items = items.subspan(some.size());
-    for (std::size_t i = 0; i < some.size(); ++i) {
-      const Shard* shard = shard_of(id_of(some[i]));
-      probes[i] = {shard == nullptr ? nullptr : &shard->cells, hash_of(id_of(some[i]))};
-      if (shard != nullptr) shard->cells.prefetch(probes[i].hash);
+  std::array<Probe, kIndexAhead> probes;
+  for (std::size_t at = 0; at < items.size() + kIndexAhead; ++at) {
+    if (at >= kIndexAhead) visit(items[at - kIndexAhead]);
+    std::size_t record = at + kRecordAhead - kIndexAhead;
+    if (at + kRecordAhead >= kIndexAhead && record < items.size()) {
+      const Probe& probe = probes[record % kIndexAhead];
+      if (probe.cells != nullptr) {
+        probe.cells->find(probe.hash, [this](RecordRef ref) {
+          __builtin_prefetch(arena_.at(ref));
+          __builtin_prefetch(arena_.at(ref) + 56);
+          return true;
+        });
+      }
     }
-    for (std::size_t i = 0; i < some.size(); ++i) {
-      if (probes[i].cells == nullptr) continue;
-      probes[i].cells->find(probes[i].hash, [&](RecordRef ref) {
-        const std::byte* record = arena_.at(ref);
-        __builtin_prefetch(record);
-        __builtin_prefetch(record + 63);
-        return true;
-      });
-    }
+    if (at >= items.size()) continue;
+    const CellId& id = id_of(items[at]);
+    const Shard* shard = shard_of(id);
+    probes[at % kIndexAhead] = {shard == nullptr ? nullptr : &shard->cells, hash_of(id)};
+    if (shard != nullptr) shard->cells.prefetch(hash_of(id));
   }
 }
 

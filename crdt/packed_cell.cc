@@ -6,7 +6,7 @@ namespace weir::crdt {
 namespace {
 
 // Flags.
-constexpr std::uint8_t kBucket = 1;
+constexpr std::uint8_t kBucket = kPackedBucket;
 /// Windows: start and lifetime are whole seconds.
 constexpr std::uint8_t kSeconds = 2;
 /// Windows: all births are 0.
@@ -16,19 +16,17 @@ constexpr std::uint8_t kExact = 8;
 /// One slot: no count of them.
 constexpr std::uint8_t kOne = 16;
 
-void put(std::vector<std::byte>& out, Uint128 value) {
+/// Most bytes of a slot, and of all that stands before the slots.
+constexpr std::size_t kMostOfSlot = 6 + 10 + 10;
+constexpr std::size_t kMostOfState = 8 + 10 + 19 + 10 + 10 + 10;
+
+template <typename Value>
+void put(std::byte*& out, Value value) {
   while (value >= 0x80) {
-    out.push_back(static_cast<std::byte>(static_cast<std::uint8_t>(value) | 0x80u));
+    *out++ = static_cast<std::byte>(static_cast<std::uint8_t>(value) | 0x80u);
     value >>= 7;
   }
-  out.push_back(static_cast<std::byte>(value));
-}
-void put(std::vector<std::byte>& out, std::uint64_t value) {
-  while (value >= 0x80) {
-    out.push_back(static_cast<std::byte>(static_cast<std::uint8_t>(value) | 0x80u));
-    value >>= 7;
-  }
-  out.push_back(static_cast<std::byte>(value));
+  *out++ = static_cast<std::byte>(value);
 }
 
 template <typename Value = std::uint64_t>
@@ -53,7 +51,7 @@ std::uint64_t bits(Nanos time) {
   return static_cast<std::uint64_t>(time);
 }
 
-void put_epoch(const Epoch& epoch, bool seconds, std::vector<std::byte>& out) {
+void put_epoch(const Epoch& epoch, bool seconds, std::byte*& out) {
   Nanos unit = seconds ? kSecond : 1;
   put(out, bits(epoch.start / unit));
   put(out, bits((epoch.expiry - epoch.start) / unit));
@@ -65,10 +63,9 @@ Epoch get_epoch(const std::byte*& at, std::uint8_t flags) {
   return {start, start + static_cast<Nanos>(get(at)) * unit};
 }
 
-void put_bucket(const BucketState& bucket, bool exact, std::vector<std::byte>& out) {
-  std::size_t size = out.size();
-  out.resize(size + sizeof bucket.touched);
-  std::memcpy(out.data() + size, &bucket.touched, sizeof bucket.touched);
+void put_bucket(const BucketState& bucket, bool exact, std::byte*& out) {
+  std::memcpy(out, &bucket.touched, sizeof bucket.touched);
+  out += sizeof bucket.touched;
   put(out, bits(bucket.expiry) - bits(bucket.touched));
   put(out, bucket.checkpoint.debt);
   if (exact) return;
@@ -107,45 +104,30 @@ std::uint8_t flags_of(const Cell& cell) {
 
 }  // namespace
 
-PackedHead& head_of(std::byte* record) {
-  return *reinterpret_cast<PackedHead*>(record);
-}
-const PackedHead& head_of(const std::byte* record) {
-  return *reinterpret_cast<const PackedHead*>(record);
-}
-bool is_packed_bucket(const std::byte* record) {
-  return (head_of(record).word & kBucket) != 0;
-}
-std::uint64_t packed_stamp(const std::byte* record) {
-  return head_of(record).word >> 8;
-}
-void set_packed_stamp(std::byte* record, std::uint64_t stamp) {
-  PackedHead& head = head_of(record);
-  head.word = stamp << 8 | (head.word & 0xFF);
-}
-
 std::uint8_t pack(const HeldCell& held, Writers& writers, std::vector<std::byte>& out) {
   const Cell& cell = held.cell;
   std::uint8_t flags = flags_of(cell);
   bool bucket = (flags & kBucket) != 0;
-  out.clear();
+  out.resize(kMostOfState + cell.slots.size() * kMostOfSlot);
+  std::byte* at = out.data();
   if (bucket) {
-    put_bucket(cell.bucket, (flags & kExact) != 0, out);
+    put_bucket(cell.bucket, (flags & kExact) != 0, at);
   } else {
-    put_epoch(cell.id.epoch, (flags & kSeconds) != 0, out);
+    put_epoch(cell.id.epoch, (flags & kSeconds) != 0, at);
   }
-  if ((flags & kOne) == 0) put(out, static_cast<std::uint64_t>(cell.slots.size()));
+  if ((flags & kOne) == 0) put(at, cell.slots.size());
   for (const Slot& slot : cell.slots) {
     std::uint64_t number = writers.number_of(slot.id.writer);
     if (bucket) {
-      put(out, number << 1 | (slot.id == held.own ? 1u : 0u));
-      put(out, zigzag(bits(cell.bucket.touched) - slot.id.birth));
+      put(at, number << 1 | (slot.id == held.own ? 1u : 0u));
+      put(at, zigzag(bits(cell.bucket.touched) - slot.id.birth));
     } else {
-      put(out, number);
-      if ((flags & kPlain) == 0) put(out, slot.id.birth);
+      put(at, number);
+      if ((flags & kPlain) == 0) put(at, slot.id.birth);
     }
-    put(out, slot.value);
+    put(at, slot.value);
   }
+  out.resize(static_cast<std::size_t>(at - out.data()));
   return flags;
 }
 
@@ -187,11 +169,6 @@ CellId packed_id(const std::byte* record) {
   if ((flags & kBucket) != 0) return {head.series, kBucketEpoch};
   const std::byte* at = record + kWindowHead;
   return {head.series, get_epoch(at, flags)};
-}
-
-bool is_packed(const std::byte* record, const CellId& id) {
-  const PackedHead& head = head_of(record);
-  return head.series == id.series && packed_id(record).epoch == id.epoch;
 }
 
 }  // namespace weir::crdt

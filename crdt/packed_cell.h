@@ -35,25 +35,43 @@ struct HeldCell {
   SlotId own;  ///< buckets: the slot that this incarnation counts in, if one of these is it
 };
 
-/// Appends what stands behind the head to `out`, and returns the flags. `out` is cleared first.
+/// Writes what stands behind the head to `out`, in place of what was there, and returns the flags.
 /// Every writer gets a number.
 std::uint8_t pack(const HeldCell& held, Writers& writers, std::vector<std::byte>& out);
 
 /// From the whole record, head included. Keeps the room of `out`.
 void unpack(const std::byte* record, const Writers& writers, HeldCell& out);
 CellId packed_id(const std::byte* record);
-/// packed_id(record) == id, and faster.
-bool is_packed(const std::byte* record, const CellId& id);
 
 inline constexpr std::size_t kWindowHead = 24;
 inline constexpr std::size_t kBucketHead = 32;
 
 // The head, in place. A record is aligned to 8 bytes.
 
-PackedHead& head_of(std::byte* record);
-const PackedHead& head_of(const std::byte* record);
-bool is_packed_bucket(const std::byte* record);
-std::uint64_t packed_stamp(const std::byte* record);
-void set_packed_stamp(std::byte* record, std::uint64_t stamp);
+inline constexpr std::uint8_t kPackedBucket = 1;  // of the flags
+
+inline PackedHead& head_of(std::byte* record) {
+  return *reinterpret_cast<PackedHead*>(record);
+}
+inline const PackedHead& head_of(const std::byte* record) {
+  return *reinterpret_cast<const PackedHead*>(record);
+}
+inline bool is_packed_bucket(const std::byte* record) {
+  return (head_of(record).word & kPackedBucket) != 0;
+}
+inline std::uint64_t packed_stamp(const std::byte* record) {
+  return head_of(record).word >> 8;
+}
+inline void set_packed_stamp(std::byte* record, std::uint64_t stamp) {
+  PackedHead& head = head_of(record);
+  head.word = stamp << 8 | (head.word & 0xFF);
+}
+
+/// packed_id(record) == id, and faster.
+inline bool is_packed(const std::byte* record, const CellId& id) {
+  if (head_of(record).series != id.series) return false;
+  bool bucket = is_packed_bucket(record);
+  return bucket || id.is_bucket() ? bucket == id.is_bucket() : packed_id(record) == id;
+}
 
 }  // namespace weir::crdt

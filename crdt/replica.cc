@@ -106,7 +106,7 @@ struct Replica::Impl {
       : options(std::move(given)),
         memory_only(memory),
         cells(options.seed),
-        anti_entropy(cells, members, options.peers.size()),
+        anti_entropy(cells, members, options.peers.size(), options.repair_piece),
         random(options.seed) {
     members.emplace(options.incarnation, options.self);
     for (const Member& member : options.peers) {
@@ -166,16 +166,16 @@ struct Replica::Impl {
   }
 
   WriteId count(std::span<const OwnCount> counts) {
-    cells.prefetch(counts, CellOf());
     if (memory_only) {
-      for (const OwnCount& own : counts) apply_own(own, ~WriteId{0});
+      cells.for_each_ahead(counts, CellOf(),
+                           [this](const OwnCount& own) { apply_own(own, ~WriteId{0}); });
       return 0;
     }
     DeltaPacker packer(members);
-    for (const OwnCount& own : counts) {
+    cells.for_each_ahead(counts, CellOf(), [&](const OwnCount& own) {
       if (own.cell.is_bucket()) ++pending_buckets[own.cell];
       packer.add(written_of(own));
-    }
+    });
     WriteId id = put_write(packer.take());
     pending.push_back({id, {counts.begin(), counts.end()}});
     return id;
@@ -285,11 +285,10 @@ struct Replica::Impl {
     last_persisted = std::max(last_persisted, std::min(upto, last_write));
     while (!pending.empty() && pending.front().write <= last_persisted) {
       const std::vector<OwnCount>& counts = pending.front().counts;
-      cells.prefetch(std::span(counts), CellOf());
-      for (const OwnCount& own : counts) {
+      cells.for_each_ahead(std::span(counts), CellOf(), [this](const OwnCount& own) {
         if (own.cell.is_bucket()) arrived(own);
         apply_own(own, pending.front().write);
-      }
+      });
       pending.pop_front();
     }
     for (; !resets.empty() && resets.front().first <= last_persisted; resets.pop_front()) {
@@ -389,36 +388,35 @@ struct Replica::Impl {
   struct Merged {
     Delta written;
     std::size_t changed = 0;
+    Incarnation learned;  // the last whose name was looked up
   };
 
   Merged merge(const Delta& delta, Nanos now) {
     Merged merged;
-    cells.prefetch(std::span(delta.cells), CellOf());
-    for (const Cell& cell : delta.cells) {
+    cells.for_each_ahead(std::span(delta.cells), CellOf(), [&](const Cell& cell) {
       ++counters.cells_received;
       if (!valid(cell)) {
         ++counters.invalid_cells;
-        continue;
-      }
-      if (too_early(cell, now)) {
+      } else if (too_early(cell, now)) {
         ++counters.future_cells;
-        continue;
-      }
-      if (over(cell.id, cell.bucket)) {
+      } else if (over(cell.id, cell.bucket)) {
         ++counters.late_cells;
-        continue;
+      } else if (std::optional<Cell> grown = merge_cell(cell)) {
+        accept(std::move(*grown), delta, merged);
       }
-      if (std::optional<Cell> grown = merge_cell(cell)) {
-        ++merged.changed;
-        for (const Slot& slot : grown->slots) {
-          learn(slot.id.writer, delta, merged.written);
-          counters.elder_rows += elder_row(grown->id, slot.id);
-        }
-        outbox.changed.push_back(grown->id);
-        merged.written.cells.push_back(std::move(*grown));
-      }
-    }
+    });
     return merged;
+  }
+
+  void accept(Cell grown, const Delta& delta, Merged& merged) {
+    ++merged.changed;
+    for (const Slot& slot : grown.slots) {
+      if (slot.id.writer != merged.learned) learn(slot.id.writer, delta, merged.written);
+      merged.learned = slot.id.writer;
+      counters.elder_rows += elder_row(grown.id, slot.id);
+    }
+    outbox.changed.push_back(grown.id);
+    if (!memory_only) merged.written.cells.push_back(std::move(grown));
   }
 
   /// A row that another incarnation of this member wrote.

@@ -70,7 +70,9 @@ struct ReplicaOptions {
   Nanos anti_entropy_interval = 5 * kSecond;
   Nanos resend_after = 2 * kSecond;  ///< an unacknowledged push is sent again
   Nanos max_skew = kSecond;          ///< cells that start later than this ahead are refused
-  std::uint64_t seed = 1;            ///< jitter, and how cells are hashed
+  /// Cells that anti-entropy sends in one call; it looks at up to 8 times as many. At least 1.
+  std::size_t repair_piece = 2048;
+  std::uint64_t seed = 1;  ///< jitter, and how cells are hashed
 };
 
 struct PeerStatus {

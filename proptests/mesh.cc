@@ -95,6 +95,7 @@ void Mesh::boot(std::size_t i) {
   replica.sync_interval = options_.sync_interval;
   replica.anti_entropy_interval = options_.anti_entropy_interval;
   replica.seed = options_.seed + i;
+  if (options_.seed % 2 == 0) replica.repair_piece = 1 + options_.seed / 2 % 4;
   node.replica = std::make_unique<crdt::Replica>(replica, options_.memory_only);
   ++node.boots;
   node.own.clear();
