@@ -101,6 +101,61 @@ void measure(benchmark::State& state, bool buckets, std::size_t peers, bool away
       benchmark::Counter(counts, benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
 }
 
+/// What peers push, 1000 slots each time, merged into cells that each of four peers writes to: a
+/// slot grows in every one.
+void measure_merge(benchmark::State& state) {
+  auto keys = static_cast<std::uint64_t>(state.range(0));
+  constexpr std::uint64_t kWriters = 4;
+  constexpr std::uint64_t kSlots = 1000;
+  constexpr Nanos kNow = 1'000'000 * kSecond;
+  crdt::ReplicaOptions options;
+  options.incarnation = {1, 1};
+  for (std::uint64_t i = 0; i < kWriters; ++i) options.peers.push_back({"r", std::to_string(i)});
+  Replica replica(std::move(options), true);
+  std::vector<std::uint64_t> stamps(kWriters, 0);
+  for (std::uint64_t i = 0; i < kWriters; ++i) {
+    replica.peer_up(static_cast<crdt::PeerIndex>(i), {2, i + 1}, kNow);
+  }
+  std::uint64_t random = 1;
+  std::uint64_t value = 0;
+  auto receive = [&](std::uint64_t writer, auto key) {
+    crdt::Push push;
+    push.pusher = {2, writer + 1};
+    push.after = stamps[writer];
+    push.upto = stamps[writer] += kSlots;
+    push.base = push.after == 0;
+    push.delta.cells.resize(kSlots);
+    for (crdt::Cell& cell : push.delta.cells) {
+      std::uint64_t number = key();
+      cell.id = {{crdt::mix64(number, 2), crdt::mix64(number, 3)}, {kNow, kNow + kDay}};
+      cell.slots.push_back({{push.pusher, 0}, ++value});
+    }
+    return push;
+  };
+  for (std::uint64_t key = 0; key < keys;) {
+    crdt::Push push = receive(key / kSlots % kWriters, [&] { return key++; });
+    replica.receive(static_cast<crdt::PeerIndex>(push.pusher.lo - 1), push.pusher, push, kNow);
+    replica.take();
+  }
+  std::uint64_t writer = 0;
+  for (auto _ : state) {
+    state.PauseTiming();
+    writer = (writer + 1) % kWriters;
+    crdt::Push push = receive(writer, [&] {
+      random = crdt::mix64(random + 0x9E3779B97F4A7C15ull, 1);
+      return random % keys;
+    });
+    state.ResumeTiming();
+    replica.receive(static_cast<crdt::PeerIndex>(writer), push.pusher, push, kNow);
+    benchmark::DoNotOptimize(replica.take());
+  }
+  auto slots = static_cast<double>(state.iterations()) * kSlots;
+  state.counters["per_slot"] =
+      benchmark::Counter(slots, benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+  state.counters["bytes_a_cell"] =
+      static_cast<double>(replica.cell_bytes()) / static_cast<double>(replica.cell_count());
+}
+
 void add(const char* name, bool buckets, std::size_t peers, bool away) {
   benchmark::RegisterBenchmark(name, measure, buckets, peers, away)
       ->Arg(100'000)
@@ -118,5 +173,10 @@ int main(int argc, char** argv) {
   weir::bench::add("buckets/four_peers_away", true, 4, true);
   weir::bench::add("windows/alone", false, 0, false);
   weir::bench::add("windows/four_peers", false, 4, false);
+  benchmark::RegisterBenchmark("merge", weir::bench::measure_merge)
+      ->Arg(100'000)
+      ->Arg(1'000'000)
+      ->Arg(10'000'000)
+      ->Unit(benchmark::kMicrosecond);
   benchmark::RunSpecifiedBenchmarks();
 }

@@ -1,17 +1,15 @@
 #include <weir/crdt/replica.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <deque>
-#include <tuple>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include <absl/container/btree_map.h>
+#include <absl/container/flat_hash_map.h>
 
-#include <weir/crdt/cell_table.h>
+#include <weir/crdt/anti_entropy.h>
+#include <weir/crdt/cell_store.h>
+#include <weir/crdt/delta_packer.h>
 
 namespace weir::crdt {
 namespace {
@@ -19,61 +17,21 @@ namespace {
 /// Enough for urgent pushes all the time over a round trip and a commit of 600 ms.
 constexpr std::size_t kMaxPushesInFlight = 64;
 constexpr Nanos kUrgentSpacing = 10 * kMillisecond;
-constexpr unsigned kShards = 1u << kShardBits;
 constexpr unsigned kQuickRounds = 20;
 constexpr Nanos kForgetMembersEvery = 10 * kMinute;
+/// Cells that are dropped in a tick, buckets and windows, so that no tick takes long.
 constexpr unsigned kBucketsPerTick = 1024;
+constexpr std::size_t kFreedPerTick = 4096;
+constexpr std::size_t kLookedPerPush = 2 * kMaxDeltaCells;
 
-struct Table;
-
-/// A cell that is held. It stays where it is for as long as it is.
-struct CellEntry {
-  Cell cell;
-  Table* table = nullptr;   // that holds it
-  std::uint64_t stamp = 0;  // last growth of the current own slot; 0: none
-  std::uint64_t digest = 0;
-  std::uint64_t own_birth = 0;  // buckets: of the slot that this incarnation counts in
-  WriteId reset_at = 0;  // own counts up to this write may count slots that were forgotten since
-  unsigned pending = 0;  // buckets: own counts that wait for the disk; while any does, it is held
-  CellEntry* next = nullptr;  // buckets: in BucketQueue
-};
-
-/// Every bucket, by when to see whether it is over. Use moves a bucket's end away all the time;
-/// here it stays where it was put, so use costs nothing, and is seen when the end comes that it had
-/// then.
-class BucketQueue {
- public:
-  /// Not in the queue now. It is due in the second after `end`.
-  void put(CellEntry& entry, Nanos end) {
-    entry.next = std::exchange(due_[end / kSecond + 1], &entry);
-  }
-  /// One that is due at `floor`, or null. No longer in the queue.
-  CellEntry* take(Nanos floor) {
-    auto first = due_.begin();
-    if (first == due_.end() || first->first > floor / kSecond) return nullptr;
-    CellEntry* entry = first->second;
-    first->second = std::exchange(entry->next, nullptr);
-    if (first->second == nullptr) due_.erase(first);
-    return entry;
-  }
-
- private:
-  std::map<std::int64_t, CellEntry*> due_;  // by second, linked
-};
-
-struct Table {
-  CellTable<CellEntry> cells;
-  std::uint64_t digest = 0;
-};
-
-struct PendingCount {
-  OwnCount own;
-  CellEntry* entry = nullptr;  // the cell's, if it has one
+struct CellOf {
+  const CellId& operator()(const OwnCount& own) const { return own.cell; }
+  const CellId& operator()(const Cell& cell) const { return cell.id; }
 };
 
 struct Pending {
   WriteId write = 0;
-  std::vector<PendingCount> counts;
+  std::vector<OwnCount> counts;
 };
 
 struct PendingAck {
@@ -102,63 +60,6 @@ struct Peer {
   Nanos heard_at = 0;
 };
 
-std::uint64_t slot_digest(std::uint64_t seed, const Slot& slot) {
-  return mix64(mix64(mix64(mix64(seed, slot.id.writer.hi), slot.id.writer.lo), slot.id.birth),
-               slot.value);
-}
-
-std::uint64_t digest_of(const Cell& cell) {
-  std::uint64_t seed = cell_key(cell.id);
-  std::uint64_t sum = 0;
-  for (const Slot& slot : cell.slots) sum += slot_digest(seed, slot);
-  if (cell.id.is_bucket()) {
-    const BucketState& bucket = cell.bucket;
-    std::uint64_t state = seed;
-    for (std::uint64_t word :
-         {bucket.checkpoint.counted, static_cast<std::uint64_t>(bucket.checkpoint.at),
-          static_cast<std::uint64_t>(bucket.checkpoint.debt >> 64),
-          static_cast<std::uint64_t>(bucket.checkpoint.debt),
-          static_cast<std::uint64_t>(bucket.touched), static_cast<std::uint64_t>(bucket.expiry)}) {
-      state = mix64(state, word);
-    }
-    sum += state;
-  }
-  return sum;
-}
-
-Group group_of(const CellId& id) {
-  return {generation_of(id.epoch), static_cast<std::uint32_t>(id.series.hi >> (64 - kShardBits))};
-}
-
-/// Fills deltas that keep to the bounds of one message.
-class DeltaPacker {
- public:
-  explicit DeltaPacker(const std::map<Incarnation, Member>& members) : members_(members) {}
-  bool fits(const Cell& cell) const {
-    return delta_.cells.empty() ||
-           (delta_.cells.size() < kMaxDeltaCells && slots_ + cell.slots.size() <= kMaxDeltaSlots);
-  }
-  void add(Cell cell) {
-    slots_ += cell.slots.size();
-    for (const Slot& slot : cell.slots) {
-      if (delta_.members.contains(slot.id.writer)) continue;
-      auto member = members_.find(slot.id.writer);
-      if (member != members_.end()) delta_.members.insert(*member);
-    }
-    delta_.cells.push_back(std::move(cell));
-  }
-  bool empty() const { return delta_.empty(); }
-  Delta take() {
-    slots_ = 0;
-    return std::exchange(delta_, {});
-  }
-
- private:
-  const std::map<Incarnation, Member>& members_;
-  Delta delta_;
-  std::size_t slots_ = 0;
-};
-
 }  // namespace
 
 std::uint64_t cell_key(const CellId& id) {
@@ -169,20 +70,24 @@ std::uint64_t cell_key(const CellId& id) {
 struct Replica::Impl {
   ReplicaOptions options;
   bool memory_only;
-  std::map<Group, Table> groups;
-  Nanos first_end = kNever;  // of the groups
-  BucketQueue buckets;
-  std::size_t cell_count = 0;
+  CellStore cells;
   // By stamp: the cells whose own slot grew, except those that every peer has. All stamps above
   // stream_floor are here, and none below.
-  absl::btree_map<std::uint64_t, CellEntry*> stream;
+  absl::btree_map<std::uint64_t, RecordRef> stream;
   std::uint64_t stream_floor = 0;
   std::uint64_t head = 0;                          // newest stamp
   std::uint64_t acked_by_all = ~std::uint64_t{0};  // of the peers ever met
   std::map<Incarnation, Member> members;
   std::vector<Peer> peers;
+  AntiEntropy anti_entropy;
+  PeerIndex repaired = 0;  // the peer that work for it was last done for in a tick
   std::deque<Pending> pending;
-  std::unordered_map<CellId, unsigned> pending_unheld;  // as Entry::pending, of buckets without one
+  // Buckets: own counts that wait for the disk; while any does, the bucket is kept.
+  absl::flat_hash_map<CellId, unsigned> pending_buckets;
+  // Buckets that were reset: own counts up to this write may count slots that were forgotten since.
+  // Kept until all these are durable.
+  absl::flat_hash_map<CellId, WriteId> reset_at;
+  std::deque<std::pair<WriteId, CellId>> resets;  // in order
   std::deque<PendingAck> pending_acks;
   WriteId last_write = 0;
   WriteId last_persisted = 0;
@@ -192,12 +97,17 @@ struct Replica::Impl {
   Nanos last_sync = 0;
   Nanos next_forget = 0;
   std::uint64_t random;
+  mutable HeldCell held;  // working memory
   Outbox outbox;
   std::vector<Alarm> alarms;
   ReplicaCounters counters;
 
   Impl(ReplicaOptions given, bool memory)
-      : options(std::move(given)), memory_only(memory), random(options.seed) {
+      : options(std::move(given)),
+        memory_only(memory),
+        cells(options.seed),
+        anti_entropy(cells, members, options.peers.size(), options.repair_piece),
+        random(options.seed) {
     members.emplace(options.incarnation, options.self);
     for (const Member& member : options.peers) {
       peers.emplace_back();
@@ -216,82 +126,20 @@ struct Replica::Impl {
     return interval - interval / 10 + static_cast<Nanos>(next_random() % spread);
   }
 
-  std::uint64_t hash_of(const CellId& id) const {
-    std::uint64_t hash = mix64(mix64(options.seed, id.series.lo), id.series.hi);
-    if (id.is_bucket()) return hash;
-    hash = mix64(hash, static_cast<std::uint64_t>(id.epoch.start));
-    return mix64(hash, static_cast<std::uint64_t>(id.epoch.expiry));
+  /// Joins a part of the cell `id` into the state. `ref` is the cell's, or 0 if there is none yet;
+  /// then there will be. True if anything changed.
+  bool apply(RecordRef& ref, const CellId& id, std::span<const Slot> slots,
+             const BucketState& bucket, const SlotId* own = nullptr) {
+    RecordRef before = ref;
+    bool changed = cells.join(ref, id, slots, bucket, own);
+    moved(before, ref);
+    return changed;
   }
 
-  CellEntry* lookup(const CellId& id) const {
-    auto group = groups.find(group_of(id));
-    if (group == groups.end()) return nullptr;
-    return group->second.cells.find(hash_of(id), id);
-  }
-
-  /// Finds the entries of the counts, or null. Some at a time take each step together, so that
-  /// their misses of the cache overlap: most of what a count costs is waiting for memory.
-  void look_up(std::span<PendingCount> counts) const {
-    constexpr std::size_t kTogether = 16;
-    struct Probe {
-      const Table* table = nullptr;
-      std::uint64_t hash = 0;
-      const CellEntry* entry = nullptr;
-    };
-    std::array<Probe, kTogether> probes;
-    while (!counts.empty()) {
-      std::span<PendingCount> some = counts.first(std::min(kTogether, counts.size()));
-      counts = counts.subspan(some.size());
-      for (std::size_t i = 0; i < some.size(); ++i) {
-        const CellId& id = some[i].own.cell;
-        auto group = groups.find(group_of(id));
-        probes[i] = {group == groups.end() ? nullptr : &group->second, hash_of(id), nullptr};
-        if (probes[i].table != nullptr) probes[i].table->cells.fetch(probes[i].hash);
-      }
-      std::span<Probe> used = std::span(probes).first(some.size());
-      for (Probe& probe : used) {
-        if (probe.table != nullptr) probe.entry = probe.table->cells.fetch_entry(probe.hash);
-      }
-      for (const Probe& probe : used) {
-        if (probe.entry != nullptr) __builtin_prefetch(probe.entry->cell.slots.data());
-      }
-      for (std::size_t i = 0; i < some.size(); ++i) {
-        const Probe& probe = probes[i];
-        if (probe.entry == nullptr) continue;
-        some[i].entry = probe.table->cells.find(probe.hash, some[i].own.cell);
-      }
-    }
-  }
-
-  CellEntry& hold(const CellId& id, const BucketState& bucket) {
-    Group group = group_of(id);
-    Table& table = groups[group];
-    CellEntry& entry = table.cells.add(hash_of(id), id);
-    entry.table = &table;
-    ++cell_count;
-    first_end = std::min(first_end, group.generation.end());
-    if (id.is_bucket()) buckets.put(entry, bucket.expiry);
-    if (!pending_unheld.empty()) {
-      if (auto waiting = pending_unheld.extract(id)) entry.pending = waiting.mapped();
-    }
-    return entry;
-  }
-
-  static void renew_digest(CellEntry& entry) {
-    entry.table->digest -= entry.digest;
-    entry.digest = digest_of(entry.cell);
-    entry.table->digest += entry.digest;
-  }
-
-  /// Joins a part of the cell `id` into the state and keeps digests right. `entry` is the cell's;
-  /// if it is null, there is none yet, and it will be. True if anything changed.
-  bool apply(CellEntry*& entry, const CellId& id, std::span<const Slot> slots,
-             const BucketState& bucket) {
-    bool fresh = entry == nullptr;
-    if (fresh) entry = &hold(id, bucket);
-    if (!join(entry->cell, slots, bucket) && !fresh) return false;
-    renew_digest(*entry);
-    return true;
+  /// The record of a cell is elsewhere, or its first.
+  void moved(RecordRef from, RecordRef to) {
+    if (from == 0 || from == to || cells.stamp(to) <= stream_floor) return;
+    stream.find(cells.stamp(to))->second = to;
   }
 
   bool over(const CellId& id, const BucketState& bucket) const {
@@ -318,33 +166,30 @@ struct Replica::Impl {
   }
 
   WriteId count(std::span<const OwnCount> counts) {
-    std::vector<PendingCount> waiting;
-    waiting.reserve(counts.size());
-    for (const OwnCount& own : counts) waiting.push_back({own, nullptr});
-    look_up(waiting);
     if (memory_only) {
-      for (const auto& [own, entry] : waiting) apply_own(own, entry, ~WriteId{0});
+      cells.for_each_ahead(counts, CellOf(),
+                           [this](const OwnCount& own) { apply_own(own, ~WriteId{0}); });
       return 0;
     }
     DeltaPacker packer(members);
-    for (auto& [own, entry] : waiting) {
-      if (own.cell.is_bucket()) {
-        ++(entry != nullptr ? entry->pending : pending_unheld[own.cell]);
-      } else {
-        entry = nullptr;  // it may have ended when the count is there
-      }
-      packer.add(written_of(own, entry));
-    }
+    cells.for_each_ahead(counts, CellOf(), [&](const OwnCount& own) {
+      if (own.cell.is_bucket()) ++pending_buckets[own.cell];
+      packer.add(written_of(own));
+    });
     WriteId id = put_write(packer.take());
-    pending.push_back({id, std::move(waiting)});
+    pending.push_back({id, {counts.begin(), counts.end()}});
     return id;
   }
 
   /// What goes to the disk of an own count. A bucket's checkpoint is written together with every
   /// slot it counted.
-  Cell written_of(const OwnCount& own, const CellEntry* entry) const {
+  Cell written_of(const OwnCount& own) const {
     Cell cell;
-    if (entry != nullptr) cell = entry->cell;
+    RecordRef ref = own.cell.is_bucket() ? cells.find(own.cell) : 0;
+    if (ref != 0) {
+      cells.read(ref, held);
+      cell = held.cell;
+    }
     cell.id = own.cell;
     Slot slot = own_slot(own);
     join(cell, {&slot, 1}, own.bucket);
@@ -352,55 +197,53 @@ struct Replica::Impl {
   }
 
   /// An own count of a bucket waits for the disk no longer.
-  void arrived(const PendingCount& count) {
-    CellEntry* entry = count.entry != nullptr ? count.entry : lookup(count.own.cell);
-    if (entry != nullptr) {
-      --entry->pending;
-    } else if (auto at = pending_unheld.find(count.own.cell); --at->second == 0) {
-      pending_unheld.erase(at);
-    }
+  void arrived(const OwnCount& own) {
+    auto at = pending_buckets.find(own.cell);
+    if (--at->second == 0) pending_buckets.erase(at);
   }
 
-  /// `entry`: the cell's, or null if that is not known.
-  void apply_own(const OwnCount& own, CellEntry* entry, WriteId write) {
+  void apply_own(const OwnCount& own, WriteId write) {
     BucketState bucket = own.bucket;
     if (over(own.cell, bucket)) {
       ++counters.late_cells;
       return;
     }
-    if (entry == nullptr) entry = lookup(own.cell);
+    RecordRef ref = cells.find(own.cell);
     Slot slot = own_slot(own);
     std::span<const Slot> slots(&slot, own.value > 0 ? 1 : 0);
-    bool was_reset = entry != nullptr && forget_if_reborn(*entry, slots);
-    if (was_reset || (entry != nullptr && write <= entry->reset_at)) {
+    bool was_reset = ref != 0 && forget_if_reborn(ref, own.cell, slots);
+    if (was_reset || may_count_forgotten(own.cell, write)) {
       // Its checkpoint may count slots that are gone; it surely counts the own one.
       std::uint64_t& counted = bucket.checkpoint.counted;
       counted = std::min(counted, own.value);
     }
-    bool changed = apply(entry, own.cell, slots, bucket);
-    if (was_reset) reset(*entry);
-    if (changed || was_reset) {
-      entry->own_birth = own.birth;
-      enter_stream(*entry);
-    }
+    bool changed = apply(ref, own.cell, slots, bucket, &slot.id);
+    if (was_reset) reset(own.cell);
+    if (changed || was_reset) enter_stream(ref);
     if (own.urgent) next_sync = std::min(next_sync, last_sync + kUrgentSpacing);
     if (own.tell) outbox.durable.push_back(own);
   }
 
-  void leave_stream(const CellEntry& entry) {
-    if (entry.stamp > stream_floor) stream.erase(entry.stamp);
+  bool may_count_forgotten(const CellId& id, WriteId write) const {
+    if (reset_at.empty()) return false;
+    auto at = reset_at.find(id);
+    return at != reset_at.end() && write <= at->second;
+  }
+
+  void leave_stream(std::uint64_t stamp) {
+    if (stamp > stream_floor) stream.erase(stamp);
   }
 
   /// At its head, and out again at its tail with what nobody waits for: two for each that enters,
   /// so that the stream shrinks and no call takes long.
-  void enter_stream(CellEntry& entry) {
-    leave_stream(entry);
-    entry.stamp = ++head;
+  void enter_stream(RecordRef ref) {
+    leave_stream(cells.stamp(ref));
+    cells.set_stamp(ref, ++head);
     if (acked_by_all >= head) {
       stream_floor = head;
       return;
     }
-    stream.emplace_hint(stream.end(), head, &entry);
+    stream.emplace_hint(stream.end(), head, ref);
     for (int i = 0; i < 2 && stream.begin()->first <= acked_by_all; ++i) {
       stream_floor = stream.begin()->first;
       stream.erase(stream.begin());
@@ -417,37 +260,40 @@ struct Replica::Impl {
 
   /// A slot born after a bucket was over resets it: what the bucket held has drained, and its
   /// checkpoint would leave the new units uncounted. True if it was forgotten.
-  bool forget_if_reborn(CellEntry& entry, std::span<const Slot> slots) {
-    if (!entry.cell.id.is_bucket()) return false;
-    auto over = static_cast<std::uint64_t>(entry.cell.bucket.expiry);
+  bool forget_if_reborn(RecordRef& ref, const CellId& id, std::span<const Slot> slots) {
+    if (!id.is_bucket()) return false;
+    cells.read(ref, held);
+    auto over = static_cast<std::uint64_t>(held.cell.bucket.expiry);
     for (const Slot& slot : slots) {
       if (slot.id.birth < over) continue;
-      leave_stream(entry);
-      entry.stamp = 0;
-      entry.own_birth = 0;
-      entry.cell.slots.clear();
-      entry.cell.bucket = {};
-      renew_digest(entry);
+      leave_stream(cells.stamp(ref));
+      cells.clear(ref);
       return true;
     }
     return false;
   }
 
-  void reset(CellEntry& entry) {
-    entry.reset_at = last_write;
-    outbox.reset_buckets.push_back(entry.cell.id);
+  void reset(const CellId& id) {
+    if (!memory_only) {
+      reset_at[id] = last_write;
+      resets.emplace_back(last_write, id);
+    }
+    outbox.reset_buckets.push_back(id);
   }
 
   void persisted(WriteId upto, Nanos now) {
     last_persisted = std::max(last_persisted, std::min(upto, last_write));
     while (!pending.empty() && pending.front().write <= last_persisted) {
-      std::span<PendingCount> counts = pending.front().counts;
-      look_up(counts);
-      for (const PendingCount& count : counts) {
-        if (count.own.cell.is_bucket()) arrived(count);
-        apply_own(count.own, count.entry, pending.front().write);
-      }
+      const std::vector<OwnCount>& counts = pending.front().counts;
+      cells.for_each_ahead(std::span(counts), CellOf(), [this](const OwnCount& own) {
+        if (own.cell.is_bucket()) arrived(own);
+        apply_own(own, pending.front().write);
+      });
       pending.pop_front();
+    }
+    for (; !resets.empty() && resets.front().first <= last_persisted; resets.pop_front()) {
+      auto at = reset_at.find(resets.front().second);
+      if (at != reset_at.end() && at->second == resets.front().first) reset_at.erase(at);
     }
     send_acks();
     if (next_sync <= now) sync(now);
@@ -480,10 +326,14 @@ struct Replica::Impl {
     DeltaPacker packer(members);
     auto at = stream.upper_bound(peer.sent);
     std::uint64_t upto = peer.sent;
-    for (; at != stream.end(); ++at) {
-      Cell cell = outgoing(at->second->cell);
-      if (!packer.fits(cell)) break;
-      packer.add(std::move(cell));
+    for (std::size_t looked = 0; at != stream.end() && looked < kLookedPerPush; ++at, ++looked) {
+      cells.read(at->second, held);
+      // What has ended stays in the stream until it is freed.
+      if (!over(held.cell.id, held.cell.bucket)) {
+        Cell cell = outgoing(held.cell);
+        if (!packer.fits(cell)) break;
+        packer.add(std::move(cell));
+      }
       upto = at->first;
     }
     peer.truncated = at != stream.end();
@@ -517,15 +367,20 @@ struct Replica::Impl {
   void offer(PeerIndex index, Nanos now) {
     Peer& peer = peers[index];
     peer.next_offer = now + jittered(options.anti_entropy_interval);
-    DigestOffer message;
-    message.floor = floor;
-    message.round = ++peer.round;
-    for (const auto& [group, table] : groups) {
-      if (group.generation.end() <= floor || table.cells.empty()) continue;
-      if (message.groups.size() == kMaxOfferGroups) break;
-      message.groups.push_back({group, table.digest});
+    outbox.messages.push_back({index, anti_entropy.offer(floor, ++peer.round)});
+  }
+
+  /// What is ready of the answers to this peer. True if there is more to do.
+  bool repair(PeerIndex index) {
+    return anti_entropy.work(index, [&](auto message) {
+      outbox.messages.push_back({index, std::move(message)});
+    });
+  }
+
+  /// A small answer is whole at once; of a large one the rest follows in ticks.
+  void begin_repair(PeerIndex index) {
+    for (int kinds = 0; kinds < 3 && repair(index); ++kinds) {
     }
-    outbox.messages.push_back({index, std::move(message)});
   }
 
   // Receiving.
@@ -533,35 +388,35 @@ struct Replica::Impl {
   struct Merged {
     Delta written;
     std::size_t changed = 0;
+    Incarnation learned;  // the last whose name was looked up
   };
 
   Merged merge(const Delta& delta, Nanos now) {
     Merged merged;
-    for (const Cell& cell : delta.cells) {
+    cells.for_each_ahead(std::span(delta.cells), CellOf(), [&](const Cell& cell) {
       ++counters.cells_received;
       if (!valid(cell)) {
         ++counters.invalid_cells;
-        continue;
-      }
-      if (too_early(cell, now)) {
+      } else if (too_early(cell, now)) {
         ++counters.future_cells;
-        continue;
-      }
-      if (over(cell.id, cell.bucket)) {
+      } else if (over(cell.id, cell.bucket)) {
         ++counters.late_cells;
-        continue;
+      } else if (std::optional<Cell> grown = merge_cell(cell)) {
+        accept(std::move(*grown), delta, merged);
       }
-      if (std::optional<Cell> grown = merge_cell(cell)) {
-        ++merged.changed;
-        for (const Slot& slot : grown->slots) {
-          learn(slot.id.writer, delta, merged.written);
-          counters.elder_rows += elder_row(grown->id, slot.id);
-        }
-        outbox.changed.push_back(grown->id);
-        merged.written.cells.push_back(std::move(*grown));
-      }
-    }
+    });
     return merged;
+  }
+
+  void accept(Cell grown, const Delta& delta, Merged& merged) {
+    ++merged.changed;
+    for (const Slot& slot : grown.slots) {
+      if (slot.id.writer != merged.learned) learn(slot.id.writer, delta, merged.written);
+      merged.learned = slot.id.writer;
+      counters.elder_rows += elder_row(grown.id, slot.id);
+    }
+    outbox.changed.push_back(grown.id);
+    if (!memory_only) merged.written.cells.push_back(std::move(grown));
   }
 
   /// A row that another incarnation of this member wrote.
@@ -580,13 +435,15 @@ struct Replica::Impl {
 
   /// Joins one cell from a peer. Returns what must be written: the slots that grew, or the bucket.
   std::optional<Cell> merge_cell(const Cell& cell) {
-    CellEntry* entry = lookup(cell.id);
+    RecordRef ref = cells.find(cell.id);
+    held.cell.slots.clear();
+    held.own = {};
+    if (ref != 0) cells.read(ref, held);
     Cell grown;
     grown.id = cell.id;
     for (const Slot& slot : cell.slots) {
-      std::uint64_t held = entry == nullptr ? 0 : entry->cell.value_of(slot.id);
-      if (slot.value <= held) continue;
-      if (slot.id.writer == options.incarnation && owns(slot.id, entry)) {
+      if (slot.value <= held.cell.value_of(slot.id)) continue;
+      if (slot.id.writer == options.incarnation && owns(slot.id, held.own)) {
         ++counters.alarms;
         alarms.push_back(Alarm::own_slot_ahead);
         return std::nullopt;  // the driver takes a new incarnation; a later repair brings this back
@@ -595,21 +452,23 @@ struct Replica::Impl {
     }
     if (cell.id.is_bucket()) {
       // What waits for the disk was counted on top of what is here.
-      bool free = entry != nullptr && entry->pending == 0;
-      bool was_reset = free && forget_if_reborn(*entry, cell.slots);
-      bool changed = apply(entry, cell.id, cell.slots, cell.bucket);
-      if (was_reset) reset(*entry);
-      return changed ? std::optional<Cell>(entry->cell) : std::nullopt;
+      bool free = ref != 0 && !pending_buckets.contains(cell.id);
+      bool was_reset = free && forget_if_reborn(ref, cell.id, cell.slots);
+      bool changed = apply(ref, cell.id, cell.slots, cell.bucket);
+      if (was_reset) reset(cell.id);
+      if (!changed) return std::nullopt;
+      cells.read(ref, held);
+      return held.cell;
     }
     if (grown.slots.empty()) return std::nullopt;
-    apply(entry, cell.id, grown.slots, {});
+    apply(ref, cell.id, grown.slots, {});
     return grown;
   }
 
   /// False for a bucket slot made before the last time this bucket was dropped: its value is known
-  /// to nobody but the peers any more.
-  static bool owns(const SlotId& slot, const CellEntry* entry) {
-    return is_row(slot.birth) || (entry != nullptr && entry->own_birth == slot.birth);
+  /// to nobody but the peers any more. `own`: the slot that this incarnation counts in.
+  static bool owns(const SlotId& slot, const SlotId& own) {
+    return is_row(slot.birth) || own == slot;
   }
 
   void receive(PeerIndex index, const Incarnation& from, const Message& message, Nanos now) {
@@ -666,61 +525,8 @@ struct Replica::Impl {
   void on(PeerIndex, const Incarnation&, const RejoinConfirmation&, Nanos) {}
 
   void on(PeerIndex index, const Incarnation&, const DigestOffer& message, Nanos) {
-    Nanos common = std::max(floor, message.floor);
-    std::map<Group, std::uint64_t> theirs;
-    for (const GroupDigest& group : message.groups) theirs.emplace(group.group, group.digest);
-    std::vector<Group> differing;
-    for (const auto& [group, table] : groups) {
-      if (group.generation.end() <= common || table.cells.empty()) continue;
-      auto at = theirs.find(group);
-      if (at == theirs.end() || at->second != table.digest) differing.push_back(group);
-    }
-    for (const auto& [group, digest] : theirs) {
-      if (group.generation.end() <= common || group.shard >= kShards) continue;
-      auto mine = groups.find(group);
-      if (mine == groups.end() || mine->second.cells.empty()) differing.push_back(group);
-    }
-    Inventory answer;
-    answer.round = message.round;
-    std::size_t room = kMaxInventoryCells;
-    // Each round starts elsewhere, so that what does not fit into one gets its turn.
-    std::size_t first = differing.empty() ? 0 : message.round % differing.size();
-    for (std::size_t i = 0; i < differing.size(); ++i) {
-      const Group& group = differing[(first + i) % differing.size()];
-      GroupInventory inventory = inventory_of(group, message.round, answer.more);
-      if (inventory.cells.size() > room) {
-        answer.more = true;
-        break;
-      }
-      room -= inventory.cells.size();
-      answer.groups.push_back(std::move(inventory));
-    }
-    outbox.messages.push_back({index, std::move(answer)});
-  }
-
-  /// The whole group, or if that is too much for a message the slice of it that is this round's.
-  GroupInventory inventory_of(const Group& group, std::uint64_t round, bool& partial) {
-    GroupInventory inventory;
-    inventory.group = group;
-    inventory.high = ~std::uint64_t{0};
-    auto at = groups.find(group);
-    if (at == groups.end()) return inventory;
-    // Half the bound: keys are uniform, so a slice is far from it.
-    auto slices = std::bit_ceil(at->second.cells.size() / (kMaxInventoryCells / 2) + 1);
-    if (slices > 1) {
-      unsigned shift = 64u - static_cast<unsigned>(std::countr_zero(slices));
-      inventory.low = (round % slices) << shift;
-      inventory.high = inventory.low + ((std::uint64_t{1} << shift) - 1);
-      partial = true;
-    }
-    for (const CellEntry& entry : at->second.cells) {
-      std::uint64_t key = cell_key(entry.cell.id);
-      if (key >= inventory.low && key <= inventory.high &&
-          inventory.cells.size() < kMaxInventoryCells) {
-        inventory.cells.push_back({key, entry.digest});
-      }
-    }
-    return inventory;
+    anti_entropy.on(index, message, floor);
+    begin_repair(index);
   }
 
   void on(PeerIndex index, const Incarnation& from, const Inventory& message, Nanos now) {
@@ -735,55 +541,22 @@ struct Replica::Impl {
       --peer.quick_rounds;
       peer.next_offer = std::min(peer.next_offer, now + options.sync_interval);
     }
-    DeltaPacker packer(members);
-    std::vector<GroupWant> wants;
-    auto send = [&]() {
-      outbox.messages.push_back({index, Repair{packer.take(), std::exchange(wants, {})}});
-    };
-    for (const GroupInventory& inventory : message.groups) {
-      std::unordered_map<std::uint64_t, std::uint64_t> theirs;
-      for (const CellDigest& cell : inventory.cells) theirs.emplace(cell.key, cell.digest);
-      GroupWant want{inventory.group, {}};
-      auto at = groups.find(inventory.group);
-      if (at != groups.end()) {
-        for (const CellEntry& entry : at->second.cells) {
-          std::uint64_t key = cell_key(entry.cell.id);
-          if (key < inventory.low || key > inventory.high) continue;
-          auto other = theirs.find(key);
-          if (other != theirs.end()) {
-            bool same = other->second == entry.digest;
-            theirs.erase(other);
-            if (same) continue;
-            want.keys.push_back(key);
-          }
-          if (!packer.fits(entry.cell)) send();
-          packer.add(entry.cell);
-        }
-      }
-      for (const auto& [key, digest] : theirs) want.keys.push_back(key);
-      if (!want.keys.empty()) wants.push_back(std::move(want));
-    }
-    if (!packer.empty() || !wants.empty()) send();
+    anti_entropy.on(index, message);
+    begin_repair(index);
   }
 
   void on(PeerIndex index, const Incarnation&, const Repair& message, Nanos now) {
     Merged merged = merge(message.delta, now);
     counters.repaired_cells += merged.changed;
-    if (merged.changed > 0) put_write(std::move(merged.written));
-    DeltaPacker packer(members);
-    auto send = [&]() { outbox.messages.push_back({index, Repair{packer.take(), {}}}); };
-    std::size_t sent = 0;
-    for (const GroupWant& want : message.wants) {
-      auto at = groups.find(want.group);
-      if (at == groups.end()) continue;
-      std::unordered_set<std::uint64_t> keys(want.keys.begin(), want.keys.end());
-      for (const CellEntry& entry : at->second.cells) {
-        if (!keys.contains(cell_key(entry.cell.id)) || ++sent > kMaxInventoryCells) continue;
-        if (!packer.fits(entry.cell)) send();
-        packer.add(entry.cell);
-      }
+    if (merged.changed > 0) {
+      put_write(std::move(merged.written));
+      // There may be more where that came from.
+      Peer& peer = peers[index];
+      peer.next_offer = std::min(peer.next_offer, now + options.sync_interval);
     }
-    if (!packer.empty()) send();
+    if (message.wants.empty()) return;
+    anti_entropy.on_wanted(index, message.wants);
+    begin_repair(index);
   }
 
   // Time.
@@ -795,7 +568,11 @@ struct Replica::Impl {
       Peer& peer = peers[i];
       if (!peer.up) continue;
       if (peer.acked == head) peer.caught_up_at = now;
-      if (now >= peer.next_offer) offer(i, now);
+      if (now >= peer.next_offer && !anti_entropy.busy(i)) offer(i, now);
+    }
+    for (std::size_t i = 0; i < peers.size(); ++i) {
+      repaired = static_cast<PeerIndex>((repaired + 1) % peers.size());
+      if (peers[repaired].up && repair(repaired)) break;
     }
     if (now >= next_forget) {
       forget_members();
@@ -803,57 +580,33 @@ struct Replica::Impl {
     }
   }
 
-  void drop(const CellEntry& entry) {
-    leave_stream(entry);
-    --cell_count;
-  }
-
   void expire(Nanos now) {
     floor = std::max(floor, now - options.max_skew);
-    if (first_end <= floor) drop_ended();
-    // Buckets end one by one; few a tick keep the pause short.
+    cells.end(floor);
+    cells.free_ended(kFreedPerTick,
+                     [this](std::uint64_t stamp, RecordRef) { leave_stream(stamp); });
+    // Buckets end one by one.
     for (unsigned i = 0; i < kBucketsPerTick; ++i) {
-      CellEntry* entry = buckets.take(bucket_floor);
-      if (entry == nullptr) break;
-      Nanos end = entry->cell.bucket.expiry;
-      if (end > bucket_floor || entry->pending > 0) {
-        buckets.put(*entry, std::max(end, bucket_floor));
+      RecordRef ref = cells.take_due_bucket(bucket_floor);
+      if (ref == 0) break;
+      cells.read(ref, held);
+      Nanos end = held.cell.bucket.expiry;
+      if (end > bucket_floor || pending_buckets.contains(held.cell.id)) {
+        cells.put_bucket(ref, std::max(end, bucket_floor));
         continue;
       }
-      Table& table = *entry->table;
-      table.digest -= entry->digest;
-      drop(*entry);
-      table.cells.erase(hash_of(entry->cell.id), *entry);
-    }
-  }
-
-  void drop_ended() {
-    first_end = kNever;
-    for (auto at = groups.begin(); at != groups.end();) {
-      if (Nanos end = at->first.generation.end(); end > floor) {
-        first_end = std::min(first_end, end);
-        ++at;
-        continue;
-      }
-      for (const CellEntry& entry : at->second.cells) drop(entry);
-      at = groups.erase(at);
+      leave_stream(cells.stamp(ref));
+      cells.drop_bucket(ref);
     }
   }
 
   void forget_members() {
-    std::map<Incarnation, Member> used;
-    auto keep = [&](const Incarnation& id) {
-      auto at = members.find(id);
-      if (at != members.end()) used.insert(*at);
-    };
-    keep(options.incarnation);
-    for (const Peer& peer : peers) keep(peer.incarnation);
-    for (const auto& [group, table] : groups) {
-      for (const CellEntry& entry : table.cells) {
-        for (const Slot& slot : entry.cell.slots) keep(slot.id.writer);
-      }
-    }
-    members = std::move(used);
+    std::erase_if(members, [this](const auto& each) {
+      const Incarnation& id = each.first;
+      return id != options.incarnation && !cells.writers().used(id) &&
+             std::none_of(peers.begin(), peers.end(),
+                          [&](const Peer& peer) { return peer.incarnation == id; });
+    });
   }
 };
 
@@ -867,8 +620,8 @@ void Replica::restore(const Delta& delta, Nanos now) {
   for (const auto& named : delta.members) impl_->members.insert(named);
   for (const Cell& cell : delta.cells) {
     if (!valid(cell) || impl_->over(cell.id, cell.bucket)) continue;
-    CellEntry* entry = impl_->lookup(cell.id);
-    impl_->apply(entry, cell.id, cell.slots, cell.bucket);
+    RecordRef ref = impl_->cells.find(cell.id);
+    impl_->apply(ref, cell.id, cell.slots, cell.bucket);
     impl_->outbox.changed.push_back(cell.id);
   }
 }
@@ -925,6 +678,7 @@ void Replica::peer_down(PeerIndex index) {
   peer.agrees = false;
   peer.in_flight.clear();
   peer.sent = peer.acked;
+  impl_->anti_entropy.forget(index);
 }
 
 void Replica::receive(PeerIndex peer, const Incarnation& from, const Message& message, Nanos now) {
@@ -946,11 +700,9 @@ void Replica::flush(Nanos now) {
 void Replica::reincarnate(const Incarnation& fresh, bool memory_only) {
   impl_->stream.clear();
   impl_->stream_floor = impl_->head;
-  for (const Pending& batch : impl_->pending) {
-    for (const PendingCount& count : batch.counts) {
-      if (count.own.cell.is_bucket()) impl_->arrived(count);
-    }
-  }
+  impl_->pending_buckets.clear();
+  impl_->reset_at.clear();
+  impl_->resets.clear();
   impl_->pending.clear();
   impl_->pending_acks.clear();
   impl_->outbox.writes.clear();
@@ -969,19 +721,53 @@ Outbox Replica::take() {
   return std::exchange(impl_->outbox, {});
 }
 
-const Cell* Replica::find(const CellId& id) const {
-  const CellEntry* entry = impl_->lookup(id);
-  return entry == nullptr ? nullptr : &entry->cell;
+std::optional<Cell> Replica::find(const CellId& id) const {
+  HeldCell held;
+  RecordRef ref = impl_->cells.find(id);
+  if (ref == 0) return std::nullopt;
+  impl_->cells.read(ref, held);
+  return std::move(held.cell);
+}
+
+bool Replica::read(const CellId& id, Cell& into) const {
+  RecordRef ref = impl_->cells.find(id);
+  if (ref == 0) return false;
+  std::swap(impl_->held.cell.slots, into.slots);
+  impl_->cells.read(ref, impl_->held);
+  std::swap(impl_->held.cell, into);
+  return true;
 }
 
 void Replica::for_each(const std::function<void(const Cell&)>& visit) const {
-  for (const auto& [group, table] : impl_->groups) {
-    for (const CellEntry& entry : table.cells) visit(entry.cell);
+  impl_->cells.for_each_group([&](const Group& group, std::size_t, std::uint64_t) {
+    impl_->cells.walk(group, 0, [&](RecordRef ref, const CellId&) {
+      impl_->cells.read(ref, impl_->held);
+      visit(impl_->held.cell);
+      return true;
+    });
+  });
+}
+
+bool Replica::has_rows(const CellId& id) const {
+  return impl_->cells.with_rows().contains(id);
+}
+
+void Replica::for_each_with_rows(const std::function<void(const Cell&)>& visit) const {
+  for (const CellId& id : impl_->cells.with_rows()) {
+    if (std::optional<Cell> cell = find(id)) visit(*cell);
   }
 }
 
+void Replica::for_each_writer(
+    const std::function<void(const Incarnation&, std::uint64_t)>& visit) const {
+  impl_->cells.writers().for_each(visit);
+}
+
 std::size_t Replica::cell_count() const {
-  return impl_->cell_count;
+  return impl_->cells.size();
+}
+std::size_t Replica::cell_bytes() const {
+  return impl_->cells.bytes();
 }
 const ReplicaOptions& Replica::options() const {
   return impl_->options;
@@ -1020,11 +806,9 @@ std::vector<PeerStatus> Replica::peers() const {
 
 std::uint64_t Replica::digest() const {
   std::uint64_t sum = 0;
-  for (const auto& [group, table] : impl_->groups) {
-    if (table.cells.empty()) continue;
-    sum += mix64(mix64(static_cast<std::uint64_t>(group.generation.number), group.shard),
-                 table.digest);
-  }
+  impl_->cells.for_each_group([&](const Group& group, std::size_t, std::uint64_t digest) {
+    sum += mix64(mix64(static_cast<std::uint64_t>(group.generation.number), group.shard), digest);
+  });
   return sum;
 }
 

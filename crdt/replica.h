@@ -70,7 +70,9 @@ struct ReplicaOptions {
   Nanos anti_entropy_interval = 5 * kSecond;
   Nanos resend_after = 2 * kSecond;  ///< an unacknowledged push is sent again
   Nanos max_skew = kSecond;          ///< cells that start later than this ahead are refused
-  std::uint64_t seed = 1;            ///< jitter, and how cells are hashed
+  /// Cells that anti-entropy sends in one call; it looks at up to 8 times as many. At least 1.
+  std::size_t repair_piece = 2048;
+  std::uint64_t seed = 1;  ///< jitter, and how cells are hashed
 };
 
 struct PeerStatus {
@@ -153,10 +155,23 @@ class Replica {
 
   Outbox take();
 
-  /// Null if the cell is not held.
-  const Cell* find(const CellId& id) const;
+  /// Nothing if the cell is not held.
+  std::optional<Cell> find(const CellId& id) const;
+  /// The same without taking memory, if `into` was used before. False leaves it unspecified.
+  bool read(const CellId& id, Cell& into) const;
+  /// Every cell. In proportion to what is held, as nothing else here is: not for an event loop.
   void for_each(const std::function<void(const Cell&)>& visit) const;
+  /// A cell that holds rows of an escrow rule, or is a registry of incarnations.
+  bool has_rows(const CellId& id) const;
+  /// Every such cell.
+  void for_each_with_rows(const std::function<void(const Cell&)>& visit) const;
+  /// Every incarnation that a held slot names, and the units that it consumed in all cells that are
+  /// held, modulo 2^64.
+  void for_each_writer(
+      const std::function<void(const Incarnation&, std::uint64_t units)>& visit) const;
   std::size_t cell_count() const;
+  /// Memory that cells take.
+  std::size_t cell_bytes() const;
   const ReplicaOptions& options() const;
   const Incarnation& incarnation() const;
   Nanos floor() const;

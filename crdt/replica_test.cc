@@ -106,8 +106,8 @@ struct Mesh {
   }
 
   std::uint64_t view(std::size_t i, SeriesId series) {
-    const Cell* cell = nodes[i]->find({series, kEpoch});
-    return cell == nullptr ? 0 : cell->total();
+    const std::optional<Cell> cell = nodes[i]->find({series, kEpoch});
+    return !cell ? 0 : cell->total();
   }
 
   bool memory;

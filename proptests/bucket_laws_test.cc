@@ -319,7 +319,7 @@ LAW(18, "nor while own counts wait for the disk as a bucket is reset", "news bef
     if (step == when) replica.receive(0, peer, crdt::Repair{{{news}, {}}, {}}, now);
     if (step < 2) replica.persisted(writes[step], now);
   }
-  const Cell& cell = *replica.find(id);
+  const Cell cell = *replica.find(id);
   Uint128 estimate =
       crdt::debt_at(cell.bucket, cell.total(), now, shape.rate, shape.unit, shape.cap());
   RC_ASSERT(cell.value_of({self, birth}) == first + second);

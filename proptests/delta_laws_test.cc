@@ -64,14 +64,14 @@ crdt::OwnCount consumption(const crdt::Replica& replica, const crdt::CellId& id,
   crdt::OwnCount own;
   own.cell = id;
   own.birth = id.is_bucket() ? static_cast<std::uint64_t>(kStart - kSecond) : 0;
-  const Cell* cell = replica.find(id);
-  std::uint64_t held = cell == nullptr ? 0 : cell->value_of({replica.incarnation(), own.birth});
-  std::uint64_t total = cell == nullptr ? 0 : cell->total();
+  const std::optional<Cell> cell = replica.find(id);
+  std::uint64_t held = !cell ? 0 : cell->value_of({replica.incarnation(), own.birth});
+  std::uint64_t total = !cell ? 0 : cell->total();
   own.value = add_saturated(held, units);
   if (id.is_bucket()) {
     BucketShape shape{10, kSecond, 1000, 1};
-    own.bucket = consume_bucket(shape, cell == nullptr ? crdt::BucketState{} : cell->bucket, total,
-                                at, units);
+    own.bucket =
+        consume_bucket(shape, !cell ? crdt::BucketState{} : cell->bucket, total, at, units);
   }
   return own;
 }
@@ -88,7 +88,7 @@ LAW(6, "applying a delta equals applying the mutation", "windowed", "bucket",
   for (const crdt::CellId& id :
        *rc::gen::nonEmpty(rc::gen::container<std::vector<crdt::CellId>>(cell_ids()))
             .as("counted in")) {
-    bool known = pair.a.find(id) != nullptr;
+    bool known = pair.a.find(id).has_value();
     crdt::OwnCount own =
         consumption(pair.a, id, *positive_counts(), kStart - *between<Nanos>(0, 2) * kSecond);
     pair.a.count({&own, 1}, kStart);
@@ -186,7 +186,7 @@ LAW(8, "the delta to an acknowledged state is sufficient and minimal", "windowed
     RC_ASSERT(push.delta.cells.size() <= crdt::kMaxDeltaCells);
     for (const Cell& cell : push.delta.cells) {
       ++sent[cell.id];
-      const Cell& held = *pair.a.find(cell.id);
+      const Cell held = *pair.a.find(cell.id);
       if (cell.id.is_bucket()) {
         RC_ASSERT(cell == held);
         continue;

@@ -65,8 +65,8 @@ LAW(31, "increments after any restart are never masked", "counted after a restar
   auto state = mesh.state(0);
   std::map<crdt::CellId, std::uint64_t> least;
   for (const auto& [slot, value] : mesh.durable()) {
-    const crdt::Cell* cell = mesh.replica(0).find(slot.first);
-    std::uint64_t there = cell == nullptr ? 0 : cell->value_of(slot.second);
+    const std::optional<crdt::Cell> cell = mesh.replica(0).find(slot.first);
+    std::uint64_t there = !cell ? 0 : cell->value_of(slot.second);
     RC_ASSERT(there <= value);
     // Only a disk that was lost before anybody had seen it may take counts along.
     if (!mesh.lost_disks().contains(slot.second.writer.hi - 1)) RC_ASSERT(there == value);

@@ -1,3 +1,4 @@
+#include <weir/crdt/cell_store.h>
 #include <weir/crdt/codec.h>
 
 #include "law.h"
@@ -156,8 +157,8 @@ LAW(4, "slots of unknown writers survive a relay", "windowed", "buckets", "named
   }
   RC_ASSERT(nodes[0]->cell_count() == delta.cells.size());
   for (const Cell& cell : delta.cells) {
-    const Cell* there = nodes[0]->find(cell.id);
-    RC_ASSERT(there != nullptr);
+    const std::optional<Cell> there = nodes[0]->find(cell.id);
+    RC_ASSERT(there.has_value());
     RC_ASSERT(*there == cell);
     reached("windowed", !cell.id.is_bucket());
     reached("buckets", cell.id.is_bucket());
@@ -196,6 +197,83 @@ LAW(5,
   reached("messages overtaken", mesh.messages_overtaken() > 0);
   reached("memory only", options.memory_only);
   reached("a repair", repaired > 0);
+}
+
+LAW(4, "a held cell is the cell, whatever form it has in memory", "windowed", "bucket",
+    "a thousand slots", "a record that moved", "a checkpoint older than the last touch",
+    "whole seconds", "an own slot") {
+  crdt::CellId id = *cell_ids();
+  Cell a = *cells_of(id).as("a");
+  Cell b = *rivals_of(a).as("b");
+  crdt::SlotId own;
+  if (id.is_bucket() && !a.slots.empty()) {
+    own = a.slots[*between<std::size_t>(0, a.slots.size() - 1).as("own")].id;
+  }
+  crdt::CellStore store(1);
+  crdt::RecordRef neighbour = 0;
+  store.join(neighbour, {{id.series.hi, ~id.series.lo}, id.epoch}, b.slots, b.bucket);
+  crdt::RecordRef ref = 0;
+  store.join(ref, id, a.slots, a.bucket, &own);
+  std::uint64_t stamp = *between<std::uint64_t>(0, crdt::kMaxStamp).as("stamp");
+  store.set_stamp(ref, stamp);
+  crdt::RecordRef before = ref;
+  Cell expected = joined(a, b);
+  RC_ASSERT(store.join(ref, id, b.slots, b.bucket) == !(expected == a));
+  crdt::HeldCell held;
+  store.read(ref, held);
+  RC_ASSERT(held.cell == expected);
+  RC_ASSERT(held.own == own);
+  RC_ASSERT(store.stamp(ref) == stamp);
+  RC_ASSERT(store.id(ref) == id);
+  RC_ASSERT(store.find(id) == ref);
+  reached("windowed", !id.is_bucket());
+  reached("bucket", id.is_bucket());
+  reached("a thousand slots", expected.slots.size() >= 1000);
+  reached("a record that moved", ref != before);
+  reached("a checkpoint older than the last touch",
+          expected.bucket.checkpoint.at < expected.bucket.touched);
+  reached("whole seconds", !id.is_bucket() && id.epoch.start % kSecond == 0);
+  reached("an own slot", own != crdt::SlotId{});
+}
+
+LAW(38, "a group's digest is that of its cells, however they came", "a cell that grew",
+    "a bucket that was reset", "a bucket that ended", "several groups") {
+  crdt::CellStore store(1);
+  std::vector<crdt::CellId> ids = *rc::gen::container<std::vector<crdt::CellId>>(cell_ids());
+  if (ids.empty()) return;
+  int steps = *between(1, 30).as("steps");
+  for (int step = 0; step < steps; ++step) {
+    crdt::CellId id = ids[*between<std::size_t>(0, ids.size() - 1)];
+    crdt::RecordRef ref = store.find(id);
+    if (ref != 0 && id.is_bucket() && *chance(20)) {
+      store.clear(ref);
+      reached("a bucket that was reset");
+    }
+    Cell part = *cells_of(id);
+    bool held = ref != 0;
+    if (store.join(ref, id, part.slots, part.bucket) && held) reached("a cell that grew");
+    if (*chance(10)) {
+      crdt::RecordRef due = store.take_due_bucket(kNever);
+      if (due != 0) store.drop_bucket(due);
+      if (due != 0) reached("a bucket that ended");
+    }
+  }
+  std::size_t groups = 0;
+  store.for_each_group([&](const crdt::Group& group, std::size_t cells, std::uint64_t digest) {
+    std::uint64_t sum = 0;
+    store.walk(group, 0, [&](crdt::RecordRef ref, const crdt::CellId&) {
+      crdt::HeldCell held;
+      store.read(ref, held);
+      RC_ASSERT(crdt::group_of(held.cell.id) == group);
+      sum += crdt::digest_of(held.cell);
+      --cells;
+      return true;
+    });
+    RC_ASSERT(cells == 0u);
+    RC_ASSERT(sum == digest);
+    ++groups;
+  });
+  reached("several groups", groups > 1);
 }
 
 }  // namespace

@@ -95,6 +95,7 @@ void Mesh::boot(std::size_t i) {
   replica.sync_interval = options_.sync_interval;
   replica.anti_entropy_interval = options_.anti_entropy_interval;
   replica.seed = options_.seed + i;
+  if (options_.seed % 2 == 0) replica.repair_piece = 1 + options_.seed / 2 % 4;
   node.replica = std::make_unique<crdt::Replica>(replica, options_.memory_only);
   ++node.boots;
   node.own.clear();
@@ -222,8 +223,8 @@ bool Mesh::told_of_more(std::size_t i) const {
 void Mesh::forgive(std::size_t changed) {
   for (auto& [id, spent] : spent_) {
     std::map<crdt::SlotId, std::uint64_t> known;
-    auto learn = [&](const crdt::Cell* cell) {
-      if (cell == nullptr) return;
+    auto learn = [&](const std::optional<crdt::Cell>& cell) {
+      if (!cell) return;
       for (const crdt::Slot& slot : cell->slots) {
         if (slot.id.birth != crdt::kUsedRow) continue;
         known[slot.id] = std::max(known[slot.id], slot.value);
@@ -231,7 +232,7 @@ void Mesh::forgive(std::size_t changed) {
     };
     for (std::size_t j = 0; j < nodes_.size(); ++j) {
       auto on_disk = nodes_[j].disk.find(id);
-      if (on_disk != nodes_[j].disk.end()) learn(&on_disk->second);
+      if (on_disk != nodes_[j].disk.end()) learn(on_disk->second);
       if (up(j)) learn(nodes_[j].replica->find(id));
     }
     std::map<std::size_t, std::uint64_t> sums;
@@ -260,14 +261,14 @@ void Mesh::reincarnate(std::size_t i) {
   if (!options_.memory_only) commit(i, node.queued.size());
   node.replica->reincarnate(fresh, options_.memory_only);
   for (auto& [cell, value] : node.own) {
-    const crdt::Cell* held = node.replica->find(cell);
-    value -= held == nullptr ? 0 : std::min(value, held->value_of({old, 0}));
+    const std::optional<crdt::Cell> held = node.replica->find(cell);
+    value -= !held ? 0 : std::min(value, held->value_of({old, 0}));
   }
   if (node.limiter != nullptr) {
     node.limiter->replica_side().rebase(
         fresh, [&](const crdt::CellId& id, const crdt::SlotId& slot) {
-          const crdt::Cell* held = node.replica->find(id);
-          return held == nullptr ? std::uint64_t{0} : held->value_of(slot);
+          const std::optional<crdt::Cell> held = node.replica->find(id);
+          return !held ? std::uint64_t{0} : held->value_of(slot);
         });
     node.agent->reset(false, now_);
   }
@@ -390,8 +391,8 @@ bool Mesh::knows(std::size_t i, const Admission& admission) const {
   crdt::CellId id{admission.series, crdt::kBucketEpoch};
   auto durable = durable_.find({id, admission.slot});
   if (own && (durable == durable_.end() || durable->second < admission.upto)) return true;
-  const crdt::Cell* cell = nodes_[i].replica->find(id);
-  return cell != nullptr && cell->value_of(admission.slot) >= admission.upto;
+  const std::optional<crdt::Cell> cell = nodes_[i].replica->find(id);
+  return cell.has_value() && cell->value_of(admission.slot) >= admission.upto;
 }
 
 void Mesh::drain(std::size_t i) {
@@ -442,8 +443,8 @@ void Mesh::dispatch(std::size_t i) {
   for (crdt::Write& write : out.writes) node.queued.push_back(std::move(write));
   begin_commit(i);
   for (const crdt::CellId& id : out.reset_buckets) {
-    const crdt::Cell* cell = node.replica->find(id);
-    if (cell == nullptr || node.limiter == nullptr) continue;
+    const std::optional<crdt::Cell> cell = node.replica->find(id);
+    if (!cell || node.limiter == nullptr) continue;
     node.limiter->replica_side().reset(*cell);
     ++resets_;
   }
@@ -451,8 +452,8 @@ void Mesh::dispatch(std::size_t i) {
     if (node.agent != nullptr) node.agent->mark_durable(count);
   }
   for (const crdt::CellId& id : out.changed) {
-    const crdt::Cell* cell = node.replica->find(id);
-    if (cell == nullptr || (node.agent != nullptr && node.agent->changed(id))) continue;
+    const std::optional<crdt::Cell> cell = node.replica->find(id);
+    if (!cell || (node.agent != nullptr && node.agent->changed(id))) continue;
     if (node.limiter != nullptr) node.limiter->replica_side().absorb(*cell);
   }
   for (crdt::Envelope& envelope : out.messages) send(i, peer(i, envelope.to), envelope.message);
@@ -588,8 +589,8 @@ void Mesh::watch(std::size_t from, std::size_t to, const crdt::Message& message)
   auto& pushes = pushed_[{ack->pusher, ack->receiver}].unacked;
   auto held_value = [&](const crdt::CellId& id, const crdt::SlotId& slot) -> std::uint64_t {
     if (options_.memory_only) {
-      const crdt::Cell* cell = sender.find(id);
-      return cell == nullptr ? 0 : cell->value_of(slot);
+      const std::optional<crdt::Cell> cell = sender.find(id);
+      return !cell ? 0 : cell->value_of(slot);
     }
     auto held = nodes_[from].disk.find(id);
     return held == nodes_[from].disk.end() ? 0 : held->second.value_of(slot);

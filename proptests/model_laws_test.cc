@@ -152,12 +152,12 @@ rc::Gen<crdt::CellId> brief_ids(Nanos now) {
 
 void agree(const ReplicaModel& model, const crdt::Replica& replica) {
   for (const auto& [id, slots] : model.cells) {
-    const Cell* cell = replica.find(id);
+    const std::optional<Cell> cell = replica.find(id);
     if (!alive(model, id)) {
       reached("an epoch that is over");
       continue;
     }
-    RC_ASSERT(cell != nullptr);
+    RC_ASSERT(cell.has_value());
     RC_ASSERT(cell->slots.size() == slots.size());
     for (const auto& [slot, value] : slots) RC_ASSERT(cell->value_of(slot) == value);
   }

@@ -136,6 +136,73 @@ LAW(35, "a fresh peer incarnation gets everything", "with an empty disk", "with 
   reached("news while it was away", counted > 0);
 }
 
+/// Two replicas that hear each other at once. What one was sent in a turn is bounded.
+struct Repairing {
+  Repairing(std::size_t repair_piece, const crdt::Delta& a, const crdt::Delta& b)
+      : piece(repair_piece) {
+    for (std::uint64_t i = 0; i < 2; ++i) {
+      crdt::ReplicaOptions options;
+      options.incarnation = {i + 1, 1};
+      options.self = {"r", std::to_string(i)};
+      options.peers = {{"r", std::to_string(1 - i)}};
+      options.repair_piece = piece;
+      replicas.push_back(std::make_unique<crdt::Replica>(options, true));
+      replicas[i]->restore(i == 0 ? a : b, kStart);
+    }
+    for (std::uint64_t i = 0; i < 2; ++i) replicas[i]->peer_up(0, {2 - i, 1}, kStart);
+  }
+
+  /// True once both are equal.
+  bool within(Nanos time) {
+    for (Nanos now = kStart; now < kStart + time; now += 5 * kMillisecond) {
+      for (std::uint64_t i = 0; i < 2; ++i) replicas[i]->tick(now);
+      for (bool said = true; said;) {
+        said = false;
+        for (std::uint64_t i = 0; i < 2; ++i) {
+          for (const crdt::Envelope& envelope : replicas[i]->take().messages) {
+            said = true;
+            if (const auto* repair = std::get_if<crdt::Repair>(&envelope.message)) {
+              RC_ASSERT(repair->delta.cells.size() <= piece);
+              ++repairs;
+            }
+            replicas[1 - i]->receive(0, {i + 1, 1}, envelope.message, now);
+          }
+        }
+      }
+      if (replicas[0]->digest() == replicas[1]->digest()) return true;
+    }
+    return false;
+  }
+
+  std::size_t piece;
+  std::size_t repairs = 0;
+  std::vector<std::unique_ptr<crdt::Replica>> replicas;
+};
+
+LAW(35, "nor does it matter into how many pieces that is cut", "more than a credit",
+    "one side lacks everything", "both sides differ", "a group in many pieces") {
+  auto piece = *between<std::size_t>(1, 6).as("piece");
+  auto cells = *between<std::size_t>(0, 450).as("cells");
+  bool empty = *chance(50).as("one side is empty");
+  crdt::Delta sides[2];
+  for (std::uint64_t i = 0; i < cells; ++i) {
+    Cell cell;
+    // One group, or several.
+    cell.id = {{cells % 2 == 0 ? i << 62 : 0, i}, {kStart, kStart + kDay}};
+    for (std::uint64_t side = 0; side < 2; ++side) {
+      cell.slots = {{{{7, side}, 0}, 1 + i % 5}};
+      if (side == 0 || (!empty && i % 3 == 0)) sides[side].cells.push_back(cell);
+    }
+  }
+  Repairing pair(piece, sides[0], sides[1]);
+  RC_ASSERT(pair.within(10 * kMinute));
+  RC_ASSERT(pair.replicas[1]->cell_count() == cells);
+  reached("more than a credit", empty && cells > 64 * piece);
+  reached("one side lacks everything", empty && cells > 0);
+  reached("both sides differ", !empty && cells > 1);
+  reached("a group in many pieces", cells % 2 == 1 && pair.repairs > 3);
+}
+
 LAW(36, "a stale acknowledgement moves no cursor", "another boot of the pusher",
     "another boot of the receiver", "from an old session", "beyond the head",
     "older than the last one", "before the stream's start", "a right one") {
@@ -213,7 +280,7 @@ LAW(37, "quiescent and connected: equal digests, no traffic, bounded buffers",
     for (std::size_t i = 1; i < mesh.size(); ++i) mesh.disconnect(0, i);
     mesh.add(0, brief, 3);
     mesh.advance(5 * kSecond);
-    RC_ASSERT(mesh.replica(0).find(brief) == nullptr);
+    RC_ASSERT(mesh.replica(0).find(brief) == std::nullopt);
     reached("cells that expired unsent");
   }
   play(mesh, schedule);

@@ -76,8 +76,9 @@ LAW(10, "epochs never interact", "several windows", "a window that was full",
   RC_ASSERT(replica.cell_count() == used.size());
   for (const auto& [at, units] : used) {
     crdt::SeriesId series = limiter.series_of(0, Ask(at.first).request);
-    const Cell* cell = replica.find({series, window_shape(rule, series).epoch(at.second)});
-    RC_ASSERT(cell != nullptr);
+    const std::optional<Cell> cell =
+        replica.find({series, window_shape(rule, series).epoch(at.second)});
+    RC_ASSERT(cell.has_value());
     RC_ASSERT(cell->total() == units);
   }
   reached("several windows", used.size() > 3);
@@ -140,16 +141,16 @@ LAW(12, "an expired epoch never returns", "by a push", "by a repair", "by an own
   replica.peer_up(0, kOther, start);
   replica.tick(start);
   replica.receive(0, kOther, crdt::Repair{{{cell}, {}}, {}}, start);
-  RC_ASSERT(replica.find(cell.id) != nullptr);
+  RC_ASSERT(replica.find(cell.id).has_value());
   Nanos end = crdt::generation_of(cell.id.epoch).end() + replica.options().max_skew;
   RC_ASSERT(end >= cell.id.epoch.expiry + replica.options().max_skew);
   // Alive until the last nanosecond.
   replica.tick(end - 1);
-  RC_ASSERT(replica.find(cell.id) != nullptr);
+  RC_ASSERT(replica.find(cell.id).has_value());
   Nanos later = end + *one_of<Nanos>({0, 1, kHour}).as("after its end");
   reached("at the very end", later == end);
   replica.tick(later);
-  RC_ASSERT(replica.find(cell.id) == nullptr);
+  RC_ASSERT(replica.find(cell.id) == std::nullopt);
   RC_ASSERT(replica.cell_count() == 0u);
   RC_ASSERT(replica.digest() == 0u);
   int way = *choice(4).as("way back");
@@ -169,7 +170,7 @@ LAW(12, "an expired epoch never returns", "by a push", "by a repair", "by an own
     replica.restore({{cell}, {}}, later);
     reached("from disk");
   }
-  RC_ASSERT(replica.find(cell.id) == nullptr);
+  RC_ASSERT(replica.find(cell.id) == std::nullopt);
   RC_ASSERT(replica.cell_count() == 0u);
   RC_ASSERT(replica.take().changed.empty());
 }
@@ -200,7 +201,7 @@ LAW(13, "a late delta changes nothing and is acknowledged", "late and timely new
   if (timely) news.cells.push_back(alive);
   std::uint64_t upto = *between<std::uint64_t>(1, 9).as("upto");
   replica.receive(0, kOther, crdt::Push{kOther, 0, upto, true, news}, now);
-  RC_ASSERT(replica.find(late.id) == nullptr);
+  RC_ASSERT(replica.find(late.id) == std::nullopt);
   RC_ASSERT(replica.counters().late_cells == 1u);
   RC_ASSERT(replica.floor() == floor);
   RC_ASSERT((replica.digest() == digest) == !timely);
@@ -208,7 +209,7 @@ LAW(13, "a late delta changes nothing and is acknowledged", "late and timely new
   RC_ASSERT(out.writes.size() == (timely ? 1u : 0u));
   if (timely) {
     RC_ASSERT(out.messages.empty());
-    RC_ASSERT(replica.find(alive.id) != nullptr);
+    RC_ASSERT(replica.find(alive.id).has_value());
     replica.persisted(out.writes.back().id, now);
     out = replica.take();
   }
@@ -245,13 +246,13 @@ LAW(14, "a far-future delta moves neither floor nor clock", "just within the ske
   Nanos floor = replica.floor();
   replica.receive(0, kOther, crdt::Repair{news, {}}, now);
   bool taken = ahead <= skew;
-  RC_ASSERT((replica.find(early.id) != nullptr) == taken);
+  RC_ASSERT(replica.find(early.id).has_value() == taken);
   RC_ASSERT(replica.counters().future_cells == (taken ? 0u : 1u));
-  RC_ASSERT((replica.find(timely.id) != nullptr) == (news.cells.size() == 2));
+  RC_ASSERT(replica.find(timely.id).has_value() == (news.cells.size() == 2));
   RC_ASSERT(replica.floor() == floor);
   replica.tick(now + 1);
   RC_ASSERT(replica.floor() == floor + 1);
-  RC_ASSERT((replica.find(timely.id) != nullptr) == (news.cells.size() == 2));
+  RC_ASSERT(replica.find(timely.id).has_value() == (news.cells.size() == 2));
   reached("just within the skew", ahead == skew);
   reached("just beyond it", ahead == skew + 1);
   reached("far beyond it", ahead > kHour);

@@ -27,8 +27,8 @@ std::uint64_t digest_of_incarnations(const crdt::Replica& replica, const crdt::M
   std::uint64_t sum = 0;
   const auto& members = replica.members();
   // Windows that are over are left out: either side may have forgotten them.
-  replica.for_each([&](const crdt::Cell& cell) {
-    if (cell.id.is_bucket() || cell.id.epoch.expiry <= at) return;
+  replica.for_each_with_rows([&](const crdt::Cell& cell) {
+    if (cell.id.epoch.expiry <= at) return;
     for (const crdt::Slot& slot : cell.slots) {
       if (slot.id.birth == 0 || slot.id.writer == but) continue;
       auto owner = members.find(slot.id.writer);
@@ -88,8 +88,8 @@ void EscrowAgent::register_incarnation(Nanos now) {
   registry_ = crdt::registry_cell(self(), now);
   registry_before_ = crdt::registry_cell_before(self(), now);
   for (const crdt::CellId& id : {registry_before_, registry_}) {
-    const crdt::Cell* cell = replica_.find(id);
-    if (cell == nullptr) continue;
+    const std::optional<crdt::Cell> cell = replica_.find(id);
+    if (!cell) continue;
     for (const crdt::Slot& slot : cell->slots) {
       if (slot.id.birth != crdt::kFenceRow || slot.value <= newest_) continue;
       newest_ = slot.value;
@@ -115,13 +115,21 @@ void EscrowAgent::write_row(std::uint64_t row, std::uint64_t value, Nanos now) {
 
 crdt::Succession EscrowAgent::succession_of(const crdt::Member& member,
                                             const crdt::Incarnation& incarnation, Nanos now) const {
-  return crdt::succession_of(incarnation, replica_.find(crdt::registry_cell(member, now)),
-                             replica_.find(crdt::registry_cell_before(member, now)));
+  return succession_of(incarnation, crdt::registry_cell(member, now),
+                       crdt::registry_cell_before(member, now));
+}
+
+crdt::Succession EscrowAgent::succession_of(const crdt::Incarnation& incarnation,
+                                            const crdt::CellId& registry,
+                                            const crdt::CellId& before) const {
+  const std::optional<crdt::Cell> current = replica_.find(registry);
+  const std::optional<crdt::Cell> earlier = replica_.find(before);
+  return crdt::succession_of(incarnation, current ? &*current : nullptr,
+                             earlier ? &*earlier : nullptr);
 }
 
 void EscrowAgent::update_succession() {
-  succession_ = crdt::succession_of(replica_.incarnation(), replica_.find(registry_),
-                                    replica_.find(registry_before_));
+  succession_ = succession_of(replica_.incarnation(), registry_, registry_before_);
   // What earlier incarnations used must be known before it is counted on what they had.
   if (enabled_) refresh();
   publish();
@@ -194,8 +202,8 @@ void EscrowAgent::on(crdt::PeerIndex index, const crdt::Incarnation& from,
     return;
   }
   const crdt::Member& member = replica_.options().peers[index];
-  const crdt::Cell* current = replica_.find(crdt::registry_cell(member, message.at));
-  if (current == nullptr || current->value_of({from, crdt::kFenceRow}) == 0) return;
+  const std::optional<crdt::Cell> current = replica_.find(crdt::registry_cell(member, message.at));
+  if (!current || current->value_of({from, crdt::kFenceRow}) == 0) return;
   // This node would not have heard of another incarnation yet, if there is one.
   if (now < began_ + options_.quiet && has_other_incarnations(*current, from)) return;
   peer.rejoins = from;
@@ -253,8 +261,8 @@ void EscrowAgent::take_over_if_sure(Nanos now) {
 // Rights.
 
 bool EscrowAgent::changed(const crdt::CellId& id) {
-  const crdt::Cell* cell = replica_.find(id);
-  if (cell == nullptr || !crdt::is_escrow(*cell)) return false;
+  if (!replica_.has_rows(id)) return false;
+  const std::optional<crdt::Cell> cell = replica_.find(id);
   if (taking_over_ && replica_.counters().elder_rows != elder_rows_) tainted_ = true;
   if (!enabled_ || crdt::is_registry(id)) return true;
   counters_.units_received += absorb(*cell);
@@ -289,8 +297,8 @@ std::uint64_t EscrowAgent::absorb(const crdt::Cell& cell) {
 }
 
 void EscrowAgent::refresh() {
-  replica_.for_each([this](const crdt::Cell& cell) {
-    if (crdt::is_escrow(cell) && !crdt::is_registry(cell.id)) absorb(cell);
+  replica_.for_each_with_rows([this](const crdt::Cell& cell) {
+    if (!crdt::is_registry(cell.id)) absorb(cell);
   });
 }
 
@@ -319,23 +327,21 @@ void EscrowAgent::ask_for_rights(Nanos now) {
 std::vector<EscrowAgent::Donor> EscrowAgent::donors(const crdt::CellId& id, std::uint64_t limit,
                                                     bool reserves, Nanos now) const {
   std::vector<Donor> found;
-  crdt::Cell nothing;
-  const crdt::Cell* cell = replica_.find(id);
-  if (cell == nullptr) cell = &nothing;
+  const crdt::Cell cell = replica_.find(id).value_or(crdt::Cell{});
   std::vector<crdt::PeerStatus> status = replica_.peers();
   for (crdt::PeerIndex i = 0; i < status.size(); ++i) {
     const crdt::Incarnation& incarnation = status[i].incarnation;
     if (!incarnation) continue;
     const crdt::Member& member = status[i].member;
     crdt::Succession succession = succession_of(member, incarnation, now);
-    crdt::Holding holding = crdt::holding_of(*cell, succession, [&](const crdt::Incarnation& each) {
+    crdt::Holding holding = crdt::holding_of(cell, succession, [&](const crdt::Incarnation& each) {
       return is_incarnation_of(each, member);
     });
     std::uint64_t share = options_.shares->share(member, id.series, limit, id.epoch.start);
     crdt::Int128 rights = crdt::rights(holding, succession, id.epoch, share);
     if (rights <= 0 && !(reserves && holding.used > 0)) continue;
     std::uint64_t received =
-        cell->value_of({incarnation, crdt::transfer_row(replica_.incarnation())});
+        cell.value_of({incarnation, crdt::transfer_row(replica_.incarnation())});
     found.push_back({i, rights, received});
   }
   std::stable_sort(found.begin(), found.end(),
@@ -393,9 +399,9 @@ void EscrowAgent::hand_over(Nanos now) {
     // Where nobody has used any, it depends on the series.
     crdt::PeerIndex heir = connected[each.cell.series.lo % connected.size()];
     std::uint64_t most = 0;
-    const crdt::Cell* cell = replica_.find(each.cell);
+    const std::optional<crdt::Cell> cell = replica_.find(each.cell);
     for (crdt::PeerIndex i : connected) {
-      if (cell == nullptr) break;
+      if (!cell) break;
       std::uint64_t used = cell->value_of({status[i].incarnation, crdt::kUsedRow});
       if (used <= most) continue;
       most = used;
@@ -416,8 +422,8 @@ void EscrowAgent::pump(Nanos now) {
   if (!written_) write_fence(now);
   for (auto at = unabsorbed_.begin(); at != unabsorbed_.end();) {
     const crdt::CellId id = *at++;
-    const crdt::Cell* cell = replica_.find(id);
-    if (cell == nullptr) {
+    const std::optional<crdt::Cell> cell = replica_.find(id);
+    if (!cell) {
       unabsorbed_.erase(id);
     } else {
       counters_.units_received += absorb(*cell);

@@ -131,6 +131,8 @@ class EscrowAgent {
   bool is_incarnation_of(const crdt::Incarnation& incarnation, const crdt::Member& member) const;
   crdt::Succession succession_of(const crdt::Member& member, const crdt::Incarnation& incarnation,
                                  Nanos now) const;
+  crdt::Succession succession_of(const crdt::Incarnation& incarnation, const crdt::CellId& registry,
+                                 const crdt::CellId& before) const;
   static bool has_other_incarnations(const crdt::Cell& registry, const crdt::Incarnation& but);
   const crdt::Member& self() const { return replica_.options().self; }
 

@@ -234,8 +234,8 @@ TEST(Escrow, GivesWhatItHasAndNoMore) {
   EXPECT_EQ(ask(*node.limiter, 0, node.now).statuses[0].remaining, 0u);
   node.pump();
   node.commit();
-  const crdt::Cell* cell = node.replica->find({series, epoch});
-  ASSERT_NE(cell, nullptr);
+  const std::optional<crdt::Cell> cell = node.replica->find({series, epoch});
+  ASSERT_TRUE(cell.has_value());
   EXPECT_EQ(cell->value_of({node.incarnation, crdt::transfer_row(node.peer_incarnation)}), 4u);
 }
 

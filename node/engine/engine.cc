@@ -269,15 +269,14 @@ void Engine::dispatch() {
     store_->append(std::move(write));
   }
   for (const crdt::CellId& id : out.reset_buckets) {
-    if (const crdt::Cell* cell = replica_->find(id)) limiter_->replica_side().reset(*cell);
+    if (replica_->read(id, cell_)) limiter_->replica_side().reset(cell_);
   }
   for (const crdt::OwnCount& count : out.durable) escrow_->mark_durable(count);
   for (const crdt::CellId& id : out.changed) {
     if (escrow_->changed(id)) continue;
-    const crdt::Cell* cell = replica_->find(id);
     Growth growth;
-    if (cell == nullptr) continue;
-    if (!limiter_->replica_side().absorb(*cell, growth)) ++unabsorbed_;
+    if (!replica_->read(id, cell_)) continue;
+    if (!limiter_->replica_side().absorb(cell_, growth)) ++unabsorbed_;
     std::lock_guard lock(over_admission_mutex_);
     over_admission_.grew(growth.rule, growth.units);
   }
@@ -318,8 +317,7 @@ void Engine::reincarnate(const crdt::Incarnation& fresh, bool memory_only, Nanos
   ++reincarnations_;
   replica_->reincarnate(fresh, memory_only);
   limiter_->replica_side().rebase(fresh, [this](const crdt::CellId& id, const crdt::SlotId& slot) {
-    const crdt::Cell* cell = replica_->find(id);
-    return cell == nullptr ? std::uint64_t{0} : cell->value_of(slot);
+    return replica_->read(id, cell_) ? cell_.value_of(slot) : std::uint64_t{0};
   });
   escrow_->reset(store_ != nullptr && !durable_, now);
   events_.reincarnated(fresh);

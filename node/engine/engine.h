@@ -220,6 +220,7 @@ class Engine {
   std::atomic<std::uint64_t> shed_{0};
   Nanos wall_ = 0;  // when the driver last said it: the engine's own clock stands with the disk
   std::vector<crdt::OwnCount> counts_;
+  crdt::Cell cell_;  // working memory
   std::mutex over_admission_mutex_;
   OverAdmission over_admission_;
   std::vector<std::size_t> heirs_;       // EscrowAgent::handed_over, as it was last

@@ -16,9 +16,6 @@ namespace {
 
 using nlohmann::json;
 
-/// Above this, status leaves out what would have to be summed over every cell.
-constexpr std::size_t kMaxSummedCells = 2000;
-
 double seconds(Nanos length) {
   return static_cast<double>(length) / static_cast<double>(kSecond);
 }
@@ -170,12 +167,10 @@ json peers_json(const crdt::Replica& replica, const rpc::PeerNetwork* peers, Nan
 
 std::map<std::string, std::uint64_t> units_by_region(const crdt::Replica& replica) {
   std::map<std::string, std::uint64_t> units;
-  replica.for_each([&](const crdt::Cell& cell) {
-    for (const crdt::Slot& slot : cell.slots) {
-      auto member = replica.members().find(slot.id.writer);
-      std::uint64_t& sum = units[member == replica.members().end() ? "?" : member->second.region];
-      sum = add_saturated(sum, slot.value);
-    }
+  replica.for_each_writer([&](const crdt::Incarnation& writer, std::uint64_t count) {
+    auto member = replica.members().find(writer);
+    std::uint64_t& sum = units[member == replica.members().end() ? "?" : member->second.region];
+    sum = add_saturated(sum, count);
   });
   return units;
 }
@@ -225,7 +220,7 @@ void NodeReport::status_json(Text done) {
       {"invalid", counters.invalid_cells},   {"alarms", counters.alarms},
       {"repaired", counters.repaired_cells}, {"pushes", counters.pushes_sent},
       {"cells_sent", counters.cells_sent},   {"cells_received", counters.cells_received}};
-  if (replica.cell_count() <= kMaxSummedCells) out["units_by_region"] = units_by_region(replica);
+  out["units_by_region"] = units_by_region(replica);
   auto whole = std::make_shared<json>(std::move(out));
   make_text(
       [&engine, wall, whole] {

@@ -98,9 +98,9 @@ class HomeCluster {
   std::uint64_t used_rows(std::size_t node, std::uint32_t rule, const rpc::CheckItem& item) {
     AsRequest as(item);
     const crdt::CellId id = engine(node).escrow_window(rule, as.request, now).cell;
-    const crdt::Cell* cell = engine(node).replica().find(id);
+    const std::optional<crdt::Cell> cell = engine(node).replica().find(id);
     std::uint64_t sum = 0;
-    if (cell == nullptr) return sum;
+    if (!cell) return sum;
     for (const crdt::Slot& slot : cell->slots)
       sum += slot.id.birth == crdt::kUsedRow ? slot.value : 0;
     return sum;

@@ -127,8 +127,8 @@ void Checker::booted(std::uint32_t node, bool durable) {
   std::erase_if(memory.promised,
                 [&](const auto& entry) { return entry.second.expiry <= process.floor; });
   for (const auto& [key, promise] : memory.promised) {
-    const crdt::Cell* cell = replica(node).find(key.first);
-    std::uint64_t held = cell == nullptr ? 0 : cell->value_of(key.second);
+    const std::optional<crdt::Cell> cell = replica(node).find(key.first);
+    std::uint64_t held = !cell ? 0 : cell->value_of(key.second);
     if (held >= promise.value) continue;
     fail(28, node,
          fmt::format("{}: {} was acknowledged as durable, {} was recovered", name(key.first),
@@ -139,8 +139,8 @@ void Checker::booted(std::uint32_t node, bool durable) {
       bool gone = id.is_bucket() ? cell.bucket.expiry <= process.floor
                                  : crdt::generation_of(id.epoch).end() <= process.floor;
       if (gone) continue;
-      const crdt::Cell* held = replica(node).find(id);
-      std::uint64_t total = held == nullptr ? 0 : held->total();
+      const std::optional<crdt::Cell> held = replica(node).find(id);
+      std::uint64_t total = !held ? 0 : held->total();
       // What is kept in reserve may have been handed over by the stop itself.
       bool ahead = crdt::is_escrow(cell) || reserve_of(id) > 0;
       if (ahead ? total < cell.total() : total != cell.total()) {
@@ -190,15 +190,15 @@ void Checker::reincarnated(std::uint32_t node, const crdt::Incarnation& fresh) {
   // What the replica holds of the old incarnation stays behind, the rest is counted again under the
   // new.
   auto held = [&](const crdt::CellId& id, std::uint64_t birth) {
-    const crdt::Cell* cell = replica(node).find(id);
-    return cell == nullptr ? 0 : cell->value_of({old, birth});
+    const std::optional<crdt::Cell> cell = replica(node).find(id);
+    return !cell ? 0 : cell->value_of({old, birth});
   };
   for (auto& [id, own] : process.windows) {
     own.left += std::min(own.total - own.left, held(id, 0));
   }
   for (auto& [id, own] : *process.buckets) {
-    const crdt::Cell* cell = replica(node).find(id);
-    if (cell == nullptr) continue;
+    const std::optional<crdt::Cell> cell = replica(node).find(id);
+    if (!cell) continue;
     for (const crdt::Slot& slot : cell->slots) {
       if (slot.id.writer != old) continue;
       own.left[slot.id.birth] += std::min(own_count(node, id, slot.id.birth), slot.value);
@@ -301,8 +301,8 @@ void Checker::disk_will_be(std::uint32_t node, const Image& image, Nanos wall) {
   for (auto& [id, window] : escrow_) {
     // By slot, the most that anybody will know.
     std::map<crdt::SlotId, std::uint64_t> known;
-    auto learn = [&](const crdt::Cell* cell) {
-      if (cell == nullptr) return;
+    auto learn = [&](const std::optional<crdt::Cell>& cell) {
+      if (!cell) return;
       for (const crdt::Slot& slot : cell->slots) {
         if (slot.id.birth != crdt::kUsedRow) continue;
         std::uint64_t& most = known[slot.id];
@@ -312,7 +312,7 @@ void Checker::disk_will_be(std::uint32_t node, const Image& image, Nanos wall) {
     for (std::uint32_t each = 0; each < nodes.size(); ++each) {
       const Image& disk = each == node ? image : nodes[each].disk->image;
       auto cell = disk.cells.find(id);
-      if (cell != disk.cells.end()) learn(&cell->second);
+      if (cell != disk.cells.end()) learn(cell->second);
       if (each != node && nodes[each].engine != nullptr) learn(replica(each).find(id));
     }
     std::map<std::uint32_t, Uint128> sums;
@@ -344,8 +344,8 @@ void Checker::disk_will_be(std::uint32_t node, const Image& image, Nanos wall) {
 
 std::uint64_t Checker::window_count(std::uint32_t node, const crdt::CellId& id) const {
   std::uint64_t count = own_count(node, id, 0);
-  const crdt::Cell* cell = replica(node).find(id);
-  if (cell == nullptr) return count;
+  const std::optional<crdt::Cell> cell = replica(node).find(id);
+  if (!cell) return count;
   const crdt::Incarnation& incarnation = replica(node).incarnation();
   for (const crdt::Slot& slot : cell->slots) {
     if (slot.id.writer != incarnation) count = add_saturated(count, slot.value);
@@ -488,7 +488,7 @@ void Checker::admit_escrow(std::uint32_t node, const crdt::CellId& id, const std
   window.by_node[node] += units;
   if (window.admitted <= limits_[rule] + window.excused) return;
   std::string rows;
-  if (const crdt::Cell* cell = replica(node).find(id)) {
+  if (const std::optional<crdt::Cell> cell = replica(node).find(id)) {
     for (const crdt::Slot& slot : cell->slots) {
       auto incarnation = incarnations_.find(slot.id.writer);
       rows += fmt::format(" {} (n{}) {}: {};", name(slot.id.writer),
@@ -563,8 +563,8 @@ void Checker::check_bucket(std::uint32_t node, const Rule& rule, const crdt::Ser
 
 /// A bucket as a replica holds it, with times relative to `now`.
 std::string Checker::show(std::uint32_t node, const crdt::CellId& id, Nanos now) const {
-  const crdt::Cell* cell = replica(node).find(id);
-  if (cell == nullptr) return "not in the replica";
+  const std::optional<crdt::Cell> cell = replica(node).find(id);
+  if (!cell) return "not in the replica";
   auto ago = [now](Nanos then) { return static_cast<double>(then - now) / 1e9; };
   std::string text;
   for (const crdt::Slot& slot : cell->slots) {
@@ -609,7 +609,7 @@ crdt::DebtTicks Checker::least_debt(std::uint32_t node, const Rule& rule, const 
   if (own != process.buckets->end() && !own->second.log.empty()) {
     add(own->second, 0, own->second.log.back().second);
   }
-  if (const crdt::Cell* cell = replica(node).find(id)) {
+  if (const std::optional<crdt::Cell> cell = replica(node).find(id)) {
     // Each slot is a stretch of its process' log; those of two incarnations of one process may
     // overlap.
     std::map<const Buckets*, std::vector<std::pair<std::uint64_t, std::uint64_t>>> known;
@@ -853,12 +853,13 @@ void Checker::check_acknowledged(std::uint32_t from, std::uint32_t to, const crd
       if (nodes[to].engine != nullptr && over(to, cell)) continue;
       // So is a slot of a bucket that either side saw drained and reset.
       if (was_reset(from, cell) || (nodes[to].engine != nullptr && was_reset(to, cell))) continue;
-      const crdt::Cell* owned = nodes[to].engine == nullptr ? nullptr : replica(to).find(cell.id);
+      const std::optional<crdt::Cell> owned =
+          nodes[to].engine == nullptr ? std::nullopt : replica(to).find(cell.id);
       std::uint64_t pushed = 0;
       std::uint64_t held = 0;
       for (const crdt::Slot& slot : cell.slots) {
         if (slot.id.writer != ack.pusher) continue;
-        if (cell.id.is_bucket() && (owned == nullptr || owned->value_of(slot.id) == 0)) continue;
+        if (cell.id.is_bucket() && (!owned || owned->value_of(slot.id) == 0)) continue;
         auto drained = process.drained.find({cell.id, slot.id});
         if (drained != process.drained.end() && slot.value <= drained->second) continue;
         pushed = std::max(pushed, slot.value);
@@ -886,8 +887,8 @@ bool Checker::over(std::uint32_t node, const crdt::Cell& cell) const {
 /// Some slot was born after `cell`, a bucket, was full again.
 bool Checker::was_reset(std::uint32_t node, const crdt::Cell& cell) const {
   if (!cell.id.is_bucket()) return false;
-  const crdt::Cell* held = replica(node).find(cell.id);
-  if (held == nullptr) return false;
+  const std::optional<crdt::Cell> held = replica(node).find(cell.id);
+  if (!held) return false;
   for (const crdt::Slot& slot : held->slots) {
     if (static_cast<Nanos>(slot.id.birth) >= cell.bucket.expiry) return true;
   }
@@ -921,8 +922,8 @@ void Checker::delivered(std::uint32_t to, const crdt::Message& message) {
   }
   if (const crdt::Delta* delta = delta_of(message)) {
     for (const crdt::Cell& cell : delta->cells) {
-      const crdt::Cell* held = replica(to).find(cell.id);
-      if (held != nullptr) check_known(*held, "holds", to);
+      const std::optional<crdt::Cell> held = replica(to).find(cell.id);
+      if (held.has_value()) check_known(*held, "holds", to);
     }
   }
 }
@@ -996,8 +997,8 @@ bool Checker::converged() {
       if (!settled(cell)) return;
       ++live[n];
       if (n == 0 || !equal) return;
-      const crdt::Cell* other = replica(0).find(cell.id);
-      equal = other != nullptr && *other == cell;
+      const std::optional<crdt::Cell> other = replica(0).find(cell.id);
+      equal = other.has_value() && *other == cell;
     });
     equal &= live[n] == live[0];
     difference_ = fmt::format("n0 and n{} differ", n);
@@ -1008,9 +1009,9 @@ bool Checker::converged() {
   }
   for (const auto& [id, cell] : expected_) {
     if (!settled(cell)) continue;
-    const crdt::Cell* held = replica(0).find(id);
+    const std::optional<crdt::Cell> held = replica(0).find(id);
     std::uint64_t newest = 0;
-    if (held != nullptr) {
+    if (held.has_value()) {
       for (const crdt::Slot& slot : held->slots) newest = std::max(newest, slot.id.birth);
     }
     for (const crdt::Slot& slot : cell.slots) {
@@ -1019,7 +1020,7 @@ bool Checker::converged() {
         Nanos full = full_again_[{id, slot.id}].second;
         if (full <= now || full <= static_cast<Nanos>(newest)) continue;
       }
-      std::uint64_t value = held == nullptr ? 0 : held->value_of(slot.id);
+      std::uint64_t value = !held ? 0 : held->value_of(slot.id);
       if (value >= slot.value) continue;
       // Its owner may still have it in hand: not yet drained or not yet committed.
       difference_ = fmt::format("{}: slot of {} has {} of {}", name(id), name(slot.id.writer),
@@ -1030,8 +1031,8 @@ bool Checker::converged() {
   for (std::uint32_t n = 0; n < nodes.size(); ++n) {
     for (const auto& [id, own] : processes_[n].windows) {
       if (crdt::generation_of(id.epoch).end() <= floor || own.total == own.left) continue;
-      const crdt::Cell* held = replica(0).find(id);
-      std::uint64_t value = held == nullptr ? 0 : held->value_of({replica(n).incarnation(), 0});
+      const std::optional<crdt::Cell> held = replica(0).find(id);
+      std::uint64_t value = !held ? 0 : held->value_of({replica(n).incarnation(), 0});
       if (value >= own.total - own.left && value - (own.total - own.left) <= reserve_of(id)) {
         continue;
       }

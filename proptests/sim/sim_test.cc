@@ -148,7 +148,7 @@ INSTANTIATE_TEST_SUITE_P(
     Simulation, Checker,
     ::testing::Values(Broken{Sabotage::lying_store, "LyingStore", {28, 29, 34}},
                       Broken{Sabotage::forgetful_store, "ForgetfulStore", {28, 29, 34}},
-                      Broken{Sabotage::ignored_sync_error, "IgnoredSyncError", {28, 29, 34}},
+                      Broken{Sabotage::ignored_sync_error, "IgnoredSyncError", {28, 29, 31, 34}},
                       Broken{Sabotage::counted_twice, "CountedTwice", {28, 29, 31, 32, 42, 44}},
                       Broken{Sabotage::lost_clock, "LostClock", {11}},
                       Broken{Sabotage::reused_incarnation, "ReusedIncarnation", {30}},
