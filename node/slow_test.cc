@@ -176,6 +176,11 @@ TEST_F(SlowTest, AStalledDiskNeitherHoldsCallersNorGrows) {
   // What comes now waits for the disk: beyond max_commit_wait, others are turned away.
   Client client(client_options({cluster.client_address(0)}));
   ASSERT_TRUE(connects(client, 1));
+  // One that goes on asking, whatever it missed: it has to hear of the others.
+  ClientOptions stubborn = client_options({cluster.client_address(0)});
+  stubborn.connection.breaker_misses = 0;
+  Client waiting(stubborn);
+  ASSERT_TRUE(connects(waiting, 1));
   auto end = Clock::now() + std::chrono::seconds(3);
   std::atomic<std::uint64_t> flooded{0};
   std::thread flood([&] {  // as fast as it goes, with a deadline like any other's
@@ -189,7 +194,7 @@ TEST_F(SlowTest, AStalledDiskNeitherHoldsCallersNorGrows) {
     }
   });
   Caller quick{client};
-  Caller costly{client};
+  Caller costly{waiting};
   std::size_t shed = 0;
   while (Clock::now() < end) {
     quick.call(item("quick", "k"));
