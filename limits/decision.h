@@ -44,10 +44,12 @@ struct Decision {
   /// Some rule that this request consumed from promises commit durability: the answer may go out
   /// only after the next commit.
   bool wants_commit = false;
-  /// The request's id had passed before: this is what it was told then, and nothing was consumed.
+  /// The request's id had passed before: this is the answer that it got then, and nothing was
+  /// consumed.
   bool repeated = false;
-  /// Of the rules that decided: see Limiter::rules(). From 1, one more with each reload. What is
-  /// told again is told in terms of those that are in force then, of rules that are still there.
+  /// Of the rules that decided: see Limiter::rules(). From 1, one more with each reload. An
+  /// answer that is given again speaks of those that are in force then, of rules that are still
+  /// there.
   std::uint64_t version = 0;
   /// Every rule that matched, in rule order, shadow rules included: those of the first descriptor,
   /// then those of the next one.

@@ -55,7 +55,7 @@ struct RuleCounters {
 
 struct RequestIdCounters {
   std::size_t held = 0;
-  std::uint64_t repeated = 0;  ///< requests that were told what they were told before
+  std::uint64_t repeated = 0;  ///< requests that got the answer they had got before
   std::uint64_t evicted = 0;   ///< ids forgotten before their time, for want of room
 };
 
@@ -86,7 +86,7 @@ class Limiter {
   /// millisecond. Reusing `out` avoids allocation.
   ///
   /// A request with an id that passed and consumed is remembered with its answer (LimiterOptions):
-  /// the same id in the same domain is told the same again, with `repeated` set, and consumes
+  /// the same id in the same domain gets the same answer again, with `repeated` set, and consumes
   /// nothing. One that was denied is not remembered: it may pass when it comes again. Of two
   /// threads with one id at the same time exactly one consumes.
   void check(const Request& request, Nanos now, Decision& out);

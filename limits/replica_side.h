@@ -58,7 +58,7 @@ class ReplicaSide {
   // Escrow rules, for EscrowAgent.
 
   void set_grant_state(const EscrowGrantState& state);
-  /// What others wrote of a window; replaces what was told before. The units of rights that came
+  /// What others wrote of a window; replaces what was known before. The units of rights that came
   /// with it; nothing if there is no memory.
   std::optional<std::uint64_t> absorb_rows(const crdt::CellId& cell, const EscrowOthers& others);
   /// Transfers rights of `cell`, a window of the rule RightsNeed::rule, to the incarnation `to`, so

@@ -140,7 +140,7 @@ struct Limiter::Impl {
   void check(std::span<const Request> requests, Nanos given, std::span<Decision> out);
   void decide_once(const Request& request, Items& items, Local& work, Nanos now, Decision& out);
 
-  /// What was told to this id before, or what `decide_now` makes of it. The lock of an id is taken
+  /// What this id was answered before, or what `decide_now` makes of it. The lock of an id is taken
   /// before those of series, never with one in hand.
   template <typename Decide>
   Ticket by_id(const Request& request, const Items& items, const Program& program, Nanos now,

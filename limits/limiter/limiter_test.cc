@@ -143,7 +143,7 @@ TEST(Limiter, ABatchMixesRequestsOfOneAndOfSeveralDescriptors) {
   Ask one({{"key", "a"}}, 1);
   std::vector<Request> requests = {several.request, one.request, several.request, one.request};
   std::vector<Decision> out(requests.size());
-  // As they are used again: with what was told before in them.
+  // As they are used again: with an earlier answer in them.
   for (Decision& each : out) limiter.check(several.request, kNow - kHour, each);
   limiter.check(requests, kNow, out);
   EXPECT_TRUE(out[0].allowed);

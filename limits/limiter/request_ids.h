@@ -17,8 +17,8 @@
 
 namespace weir {
 
-/// The requests that passed lately, by their ids, with what they were told: so that a request that
-/// comes again is told the same and consumes nothing.
+/// The requests that passed lately, by their ids, with their answers: so that a request that comes
+/// again gets the same answer and consumes nothing.
 ///
 /// An id is kept as a keyed 128-bit hash (SipHash-2-4, as series ids are) of domain and id. The
 /// oldest go first, when their time is over or when the table is full; asking for one again does

@@ -75,19 +75,19 @@ class ProgramOrigin final : public RuleOrigin {
 /// One table for all rules of a set that have the same calendar.
 class Calendars {
  public:
-  struct Entry {
+  struct Loaded {
     std::shared_ptr<const CalendarTable> table;
     std::string problem;  ///< why there is none
   };
-  const Entry& of(const CalendarWindow& window) {
-    const auto [at, fresh] = entries_.try_emplace({window.unit, window.time_zone});
-    Entry& entry = at->second;
-    if (fresh) entry.table = CalendarTable::load(window.unit, window.time_zone, entry.problem);
-    return entry;
+  const Loaded& of(const CalendarWindow& window) {
+    const auto [at, fresh] = loaded_.try_emplace({window.unit, window.time_zone});
+    Loaded& loaded = at->second;
+    if (fresh) loaded.table = CalendarTable::load(window.unit, window.time_zone, loaded.problem);
+    return loaded;
   }
 
  private:
-  std::map<std::pair<CalendarUnit, std::string>, Entry> entries_;
+  std::map<std::pair<CalendarUnit, std::string>, Loaded> loaded_;
 };
 
 class Checker {
@@ -229,7 +229,7 @@ class Checker {
 
   void check_calendar(const Rule& rule) {
     if (!rule.calendar || !readable("window")) return;
-    const Calendars::Entry& calendar = calendars_.of(*rule.calendar);
+    const Calendars::Loaded& calendar = calendars_.of(*rule.calendar);
     if (calendar.table == nullptr) fail("window.time_zone", calendar.problem);
     if (readable("algorithm") && rule.algorithm != Algorithm::fixed_window) {
       fail("window", fmt::format("a length of time with algorithm {}: only fixed_window follows a "

@@ -20,7 +20,7 @@ class OverflowSketch {
   static constexpr std::size_t kRows = 4;
   static constexpr std::size_t kColumns = 1u << 16;
 
-  /// At least what add() and raise() were told of this series in this period.
+  /// At least what add() and raise() were given of this series in this period.
   std::uint64_t estimate(const crdt::SeriesId& id, std::int64_t period, Nanos now) const;
   /// The units need not be known any more from `expiry` on.
   void add(const crdt::SeriesId& id, std::int64_t period, std::uint64_t units, Nanos expiry,

@@ -184,7 +184,7 @@ class SeriesTable {
   /// Removes an entry that is still unused.
   void remove_unused(SeriesEntry& entry, const crdt::SeriesId& id);
 
-  /// Which rule's it is, as told to insert(). With its lock.
+  /// Which rule's it is, as insert() was given it. With its lock.
   std::uint32_t rule(const SeriesEntry& entry) const { return rules_[index(entry)]; }
   void set_rule(const SeriesEntry& entry, std::uint32_t rule) { rules_[index(entry)] = rule; }
   /// Only with `keep_ids`. With its lock.
