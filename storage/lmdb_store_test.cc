@@ -824,8 +824,8 @@ TEST(LmdbStore, ASmallMapIsFoldedBeforeTheLogFillsIt) {
   options.map_bytes = 8u << 20;
   Opened opened;
   opened.store = make_lmdb_store(options);
-  ASSERT_TRUE(opened.store->open(boot_id(1), kT0, opened.watch->events(), opened.recovered,
-                                 opened.error));
+  ASSERT_TRUE(
+      opened.store->open(boot_id(1), kT0, opened.watch->events(), opened.recovered, opened.error));
   Model model;
   for (crdt::WriteId id = 1; id <= 400; ++id) {
     std::vector<crdt::Cell> cells;

@@ -25,7 +25,7 @@ struct SeriesEntry {
   /// 51 bits of the series' id, 1 that says that it was used, 4 which thread was the last to
   /// decide, 8 of flags. 0: free. Through std::atomic_ref.
   std::uint64_t head;
-  Nanos time;  ///< window: start of the newest; bucket: last touch; general: see is_over()
+  Nanos time;  ///< window: start of the newest; bucket: last touch; general: not over before
   union {
     std::uint32_t count[4];  ///< window: own, others; the same of the window before
     std::uint64_t word[2];   ///< bucket: debt at `time`, units of the last consumption
@@ -193,8 +193,8 @@ class SeriesTable {
   std::size_t index(const SeriesEntry& entry) const {
     return static_cast<std::size_t>(&entry - entries_);
   }
-  /// Asks for the memory of an entry and its id. (Inlined always: GCC drops calls of a function that
-  /// only prefetches.)
+  /// Asks for the memory of an entry and its id. (Inlined always: GCC drops calls of a function
+  /// that only prefetches.)
   [[gnu::always_inline]] void prefetch(std::size_t index) const {
     __builtin_prefetch(&entries_[index], 1);
     if (ids_ != nullptr) __builtin_prefetch(&ids_[index]);

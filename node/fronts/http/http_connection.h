@@ -143,7 +143,7 @@ class HttpConnection final : public rpc::ByteStream::User, public rpc::Deferred 
 
   Server& server_;
   std::unique_ptr<rpc::ByteStream> stream_;  // null: closed
-  const std::string host_;  // of the other side
+  const std::string host_;                   // of the other side
   Connections* list_ = nullptr;
   Connections::iterator at_;
   std::list<HttpConnection*>::iterator head_at_;

@@ -191,15 +191,16 @@ void HttpFront::Impl::reserve(HttpExchange& exchange) {
 void HttpFront::Impl::settle(HttpExchange& exchange) {
   SettleBody body;
   if (!reader.settle(exchange.body(), body)) return respond_problem(exchange, reader.error());
-  service.settle(body.ticket, body.hits, {exchange.host()}, [this, id = exchange.id()](SettleReply& reply) {
-    HttpExchange* asked = listener.server().find(id);
-    if (asked == nullptr) return;
-    const unsigned status = http_status(reply);
-    asked->begin(status, content_type(status));
-    asked->field("Cache-Control", "no-store");
-    append_settled(asked->begin_body(), reply);
-    asked->finish();
-  });
+  service.settle(body.ticket, body.hits, {exchange.host()},
+                 [this, id = exchange.id()](SettleReply& reply) {
+                   HttpExchange* asked = listener.server().find(id);
+                   if (asked == nullptr) return;
+                   const unsigned status = http_status(reply);
+                   asked->begin(status, content_type(status));
+                   asked->field("Cache-Control", "no-store");
+                   append_settled(asked->begin_body(), reply);
+                   asked->finish();
+                 });
 }
 
 HttpFront::HttpFront(rpc::EventLoop& loop, Service& service, HttpFrontOptions options,
