@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -161,6 +162,10 @@ class Limiter {
   /// drain everything, then Replica::retire_buckets(floor), so that a bucket's slots are forgotten
   /// here first.
   std::size_t sweep(Nanos floor);
+  /// The same piece by piece, for a loop that must not stand still: looks at about `most` series,
+  /// and the next call goes on from there. Once it has seen all of them, returns the floor of the
+  /// first call of that pass: what was over then is gone.
+  std::optional<Nanos> sweep_some(Nanos floor, std::size_t most);
 
   /// For the driver of a replica, with LimiterOptions::replicated (replica_side.h). Valid as long
   /// as this limiter is.

@@ -259,6 +259,10 @@ std::size_t Limiter::sweep(Nanos floor) {
   return impl_->sweep(floor);
 }
 
+std::optional<Nanos> Limiter::sweep_some(Nanos floor, std::size_t most) {
+  return impl_->sweep_some(floor, most);
+}
+
 ReplicaSide Limiter::replica_side() {
   return ReplicaSide(*impl_);
 }

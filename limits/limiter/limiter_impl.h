@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -42,7 +43,16 @@ using crdt::CellId;
 /// next call.
 std::span<const LogEntry> read_log(const Series* series, std::uint64_t most);
 
+/// Of sweep_some(): where it is.
+struct SweepPass {
+  Nanos floor = 0;
+  std::size_t segment = 0;
+  std::optional<NumbersInUse> in_use;  // if numbers are to be forgotten
+  std::uint64_t version = 0;           // of the rules as it began
+};
+
 /// Locks, in the order in which they are taken; whoever holds one takes none before it:
+///   0. the sweep's
 ///   1. a request id's (RequestIds), or that of the rules in force (RulesInForce)
 ///   2. a segment's of the table; not by who holds an entry's
 ///   3. entries' of the table, in the order of their addresses
@@ -58,6 +68,8 @@ struct Limiter::Impl {
   Reservations reservations;
   EscrowBook escrow;
   RulesInForce rules;
+  std::mutex sweep_mutex;  // taken with no other lock held
+  SweepPass pass;          // with that
 
   Impl(std::shared_ptr<const RuleSet> first, LimiterOptions given)
       : options(given),
@@ -303,6 +315,7 @@ struct Limiter::Impl {
   /// Durability reserve of a merged rule.
   static void keep_reserve(const CompiledRule& compiled, Item& item, WindowCell& cell);
   std::size_t sweep(Nanos floor);
+  std::optional<Nanos> sweep_some(Nanos floor, std::size_t most);
 
   void reload(std::unique_ptr<Program> prepared);
 

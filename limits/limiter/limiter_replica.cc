@@ -301,6 +301,23 @@ std::size_t Limiter::Impl::sweep(Nanos floor) {
   return gone;
 }
 
+std::optional<Nanos> Limiter::Impl::sweep_some(Nanos floor, std::size_t most) {
+  std::lock_guard lock(sweep_mutex);
+  if (pass.segment == 0) {
+    pass.floor = floor;
+    pass.in_use = rules.begin_reclaim(pass.version);
+    ids.expire(floor);
+  }
+  table.visit_some(pass.segment, most, [this](SeriesEntry& entry) {
+    if (is_over(entry, pass.floor)) return true;
+    if (pass.in_use) pass.in_use->note(table.rule(entry));
+    return false;
+  });
+  if (pass.segment != 0) return std::nullopt;
+  if (pass.in_use) rules.end_reclaim(*pass.in_use, pass.version);
+  return pass.floor;
+}
+
 void Limiter::Impl::reload(std::unique_ptr<Program> prepared) {
   rules.reload(std::move(prepared), [&](NumbersInUse* in_use) {
     table.visit_all([&](const SeriesEntry& entry) {

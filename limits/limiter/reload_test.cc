@@ -5,7 +5,10 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
+#include <string>
 #include <thread>
+#include <vector>
 
 namespace weir {
 namespace {
@@ -398,6 +401,57 @@ TEST(Published, TheSharedSlotIsLeftEventuallyHoweverBusyItIs) {
   EXPECT_EQ(alive, 1);
   stop = true;
   for (std::thread& reader : readers) reader.join();
+}
+
+TEST(SweepInPieces, EndsWithWhatASweepWouldHaveForgotten) {
+  Under under(rule(10));
+  constexpr int kKeys = 20'000;
+  for (int i = 0; i < kKeys; ++i) {
+    std::string key = std::to_string(i);
+    Entry entry{"key", key};
+    under.limiter.check({"api", {&entry, 1}, 1}, kNow + (i < kKeys / 2 ? 0 : kHour),
+                        under.decision);
+  }
+  ASSERT_EQ(under.limiter.series_count(), static_cast<std::size_t>(kKeys));
+  int calls = 1;
+  // The floor is that of the first call.
+  std::optional<Nanos> floor = under.limiter.sweep_some(kNow + kHour / 2, 2000);
+  for (; !floor; ++calls) floor = under.limiter.sweep_some(kNow + kDay, 2000);
+  EXPECT_GE(calls, kKeys / 3000);
+  EXPECT_EQ(floor, kNow + kHour / 2);
+  EXPECT_EQ(under.limiter.series_count(), static_cast<std::size_t>(kKeys / 2));
+  while (!under.limiter.sweep_some(kNow + kDay, 2000)) {
+  }
+  EXPECT_EQ(under.limiter.series_count(), 0u);
+}
+
+/// A rule that comes, is used and goes while a pass is under way has series that the pass has not
+/// seen: their number must not become another rule's.
+TEST(SweepInPieces, KeepsTheNumbersOfRulesThatCameInBetween) {
+  Under under(rule(1000));
+  for (std::uint64_t i = 0; i < 40; ++i) {
+    under.reload({rule(1000), test::rule("old", 5 + i, Algorithm::token_bucket)});
+    under.check(1);
+  }
+  under.reload({rule(1000)});
+  ASSERT_FALSE(under.limiter.sweep_some(kNow - kHour, 1));
+  under.reload({rule(1000), test::rule("brief", 7, Algorithm::token_bucket)});
+  ASSERT_TRUE(under.check(3));
+  under.reload({rule(1000)});
+  under.check(1);
+  while (!under.limiter.sweep_some(kNow - kHour, 1)) {
+  }
+  // Numbers that were forgotten are given to these.
+  std::vector<Rule> many = {rule(1000)};
+  for (int i = 0; i < 100; ++i) {
+    many.push_back(test::rule("new" + std::to_string(i), 1000, Algorithm::token_bucket));
+  }
+  under.reload(many);
+  under.check(1);
+  under.reload({rule(1000), test::rule("brief", 7, Algorithm::token_bucket)});
+  under.check(0);
+  ASSERT_EQ(under.decision.statuses.size(), 2u);
+  EXPECT_EQ(under.decision.statuses[1].remaining, 4u);
 }
 
 }  // namespace

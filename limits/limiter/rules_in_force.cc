@@ -139,6 +139,19 @@ void RulesInForce::reclaim(const VisitSeries& visit) {
   forget_numbers(in_use);
 }
 
+std::optional<NumbersInUse> RulesInForce::begin_reclaim(std::uint64_t& version) {
+  std::lock_guard lock(mutex_);
+  free_programs();
+  version = programs_.current().version;
+  if (numbers_.size() <= programs_.current().compiled_rules.size()) return std::nullopt;
+  return numbers_of_programs();
+}
+
+void RulesInForce::end_reclaim(const NumbersInUse& in_use, std::uint64_t version) {
+  std::lock_guard lock(mutex_);
+  if (programs_.current().version == version) forget_numbers(in_use);
+}
+
 void RulesInForce::free_programs() {
   programs_.reclaim([&](const Program& gone) {
     // In the order in which their counters stand.

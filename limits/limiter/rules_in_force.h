@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -72,6 +73,11 @@ class RulesInForce {
   /// rules) that neither a program nor a series has. `visit` is called once, whether or not numbers
   /// are asked for: for who visits the series anyway.
   void reclaim(const VisitSeries& visit);
+  /// The same for who visits them bit by bit: frees programs, and says which numbers programs have,
+  /// to be noted of series as well, if there are any to forget. `version` is that of the rules.
+  std::optional<NumbersInUse> begin_reclaim(std::uint64_t& version);
+  /// Forgets all others, unless rules have been replaced since.
+  void end_reclaim(const NumbersInUse& in_use, std::uint64_t version);
 
  private:
   // With the lock.

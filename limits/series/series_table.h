@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include <weir/crdt/ids.h>
 #include <weir/crdt/time.h>
@@ -212,13 +213,24 @@ class SeriesTable {
   /// true. One segment is locked at a time, for some microseconds. Returns how many were removed.
   template <typename Over>
   std::size_t visit_all(Over over) {
+    std::size_t segment = 0;
+    return visit_some(segment, std::numeric_limits<std::size_t>::max(), over);
+  }
+  /// The same from `segment` on, for about `most` places: where to go on, or 0 behind the last.
+  template <typename Over>
+  std::size_t visit_some(std::size_t& segment, std::size_t most, Over over) {
     std::size_t removed = 0;
-    for (std::size_t segment = 0; segment < segments_count_; ++segment) {
-      if (segments_[segment].count().load(std::memory_order_relaxed) == 0) continue;
+    for (std::size_t places = 0; segment < segments_count_ && places < most; ++segment) {
+      if (segments_[segment].count().load(std::memory_order_relaxed) == 0) {
+        ++places;  // a line of memory, as an entry is
+        continue;
+      }
+      places += kSegment;
       lock_segment(segment);
       removed += visit(segment * kSegment, kSegment, over);
       unlock_segment(segment);
     }
+    if (segment == segments_count_) segment = 0;
     return removed;
   }
 

@@ -11,6 +11,10 @@ namespace weir::node {
 namespace {
 
 constexpr std::size_t kDrainBatch = 2048;
+/// Counts that are handed over in one pump: some milliseconds' work.
+constexpr std::size_t kMostDrained = 8192;
+/// Between two passes of the sweep, for each series.
+constexpr Nanos kSweepPause = 2 * kMicrosecond;
 /// Reservations that have timed out, settled in one pump.
 constexpr std::size_t kSettleBatch = 1024;
 
@@ -215,25 +219,19 @@ void Engine::pump(Nanos wall) {
   if (renewing_ && (!durable_ || persisted_ >= last_write_)) renew(now);
   limiter_->settle_due(now, kSettleBatch);
   holding_ = durable_ && (renewing_ || store_->backlog() >= options_.max_backlog);
-  bool sweep = now >= next_sweep_ && !holding_;
-  Nanos floor = now - options_.replica.max_skew;
-  if (sweep) {
+  if (now >= next_sweep_ && !holding_) {
     step("sweep");
-    limiter_->sweep(floor);
-    {
-      std::lock_guard lock(over_admission_mutex_);
-      over_admission_.sweep();
-    }
-    next_sweep_ = now + options_.sweep_interval;
+    sweep(now);
   }
   step("escrow");
   escrow_->pump(now);
   step("drain");
   // The limiter has forgotten first, and what it still knows is drained: see retire_buckets().
-  if (!holding_ && drain(now) && sweep) {
+  if (!holding_ && drain(now) && swept_) {
     step("retire");
-    replica_->retire_buckets(floor);
-    if (durable_) store_->expire(floor);
+    replica_->retire_buckets(*swept_);
+    if (durable_) store_->expire(*swept_);
+    swept_.reset();
   }
   step("protocol");
   replica_->tick(now);
@@ -244,9 +242,26 @@ void Engine::pump(Nanos wall) {
   answer_waiters(false);
 }
 
+/// A piece of a pass over all series. The more there are, the longer until the next pass: what is
+/// over and takes a place meanwhile is little beside them, and at rest they cost next to nothing.
+void Engine::sweep(Nanos now) {
+  std::optional<Nanos> floor =
+      limiter_->sweep_some(now - options_.replica.max_skew, options_.sweep_piece);
+  if (!floor) return;
+  swept_ = floor;
+  {
+    std::lock_guard lock(over_admission_mutex_);
+    over_admission_.sweep();
+  }
+  auto series = static_cast<Nanos>(limiter_->series_count());
+  next_sweep_ = now + std::max(options_.sweep_interval, series * kSweepPause);
+}
+
 /// True if everything that was waiting has been handed over.
 bool Engine::drain(Nanos now) {
-  for (bool more = true; more;) {
+  std::size_t drained = 0;
+  for (bool more = true; more; drained += counts_.size()) {
+    if (drained >= kMostDrained) return false;
     counts_.clear();
     more = limiter_->replica_side().drain(counts_, kDrainBatch);
     if (!counts_.empty()) {

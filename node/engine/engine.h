@@ -34,7 +34,8 @@ struct EngineOptions {
   std::size_t max_request_ids = 1u << 16;  ///< the same
   Nanos request_id_ttl = kMinute;
   std::size_t max_tickets = 1u << 16;
-  Nanos sweep_interval = kSecond;
+  Nanos sweep_interval = kSecond;  ///< at least, between two passes over all series
+  std::size_t sweep_piece = 8192;  ///< series that a pump looks at, about
   /// How far ahead of now the time ceiling is kept on disk. After a crash the clock resumes there,
   /// so it may stand still for this long; it also stands still while the disk makes no ceiling
   /// durable for longer than half of this.
@@ -190,6 +191,7 @@ class Engine {
   }
   void reserve_time(Nanos wall);
   bool drain(Nanos now);
+  void sweep(Nanos now);
   void dispatch();
   void handle_alarms(Nanos now);
   void renew(Nanos now);
@@ -209,6 +211,7 @@ class Engine {
   std::atomic<bool> store_broke_{false};  // known to the store's thread before the driver's
   Nanos reserved_ = 0;
   Nanos next_sweep_ = 0;
+  std::optional<Nanos> swept_;    // a pass has ended that began with this floor
   std::uint64_t generation_ = 1;  // of drains: what is decided now is in the one that ends next
   crdt::WriteId last_write_ = 0;
   crdt::WriteId persisted_ = 0;

@@ -242,6 +242,7 @@ Scenario make_scenario(std::uint64_t seed) {
   if (random.chance(400)) scenario.max_backlog = 1 + random.below(4);
   if (random.chance(40)) scenario.max_series = 4 + random.below(20);
   if (random.chance(400)) scenario.repair_piece = 1 + random.below(8);
+  if (random.chance(400)) scenario.sweep_piece = 1 + random.below(3000);
   make_rules(random, scenario);
   make_links(random, scenario);
   scenario.ghosts = random.chance(150);

@@ -298,6 +298,7 @@ class World {
     options.hash_key = hash_key(scenario_.seed);
     options.max_series = scenario_.max_series;
     options.sweep_interval = scenario_.scale * kSecond;
+    options.sweep_piece = scenario_.sweep_piece;
     options.max_backlog = scenario_.max_backlog;
     options.fresh_incarnation = [this, n] { return fresh_incarnation(n); };
     return options;
