@@ -160,16 +160,19 @@ void WorkerService::check(std::span<const Request> requests, std::span<const std
 
 /// Tells the parts of which nothing waits; the others keep their replies so far.
 void WorkerService::tell_parts(std::span<const std::size_t> parts, CheckDone done) {
-  const bool some_wait = !waiting_.empty();
-  // Told parts may end what `done` belongs to, but not `done` while parts of it wait.
-  auto shared = some_wait ? std::make_shared<CheckDone>(std::move(done)) : nullptr;
   std::size_t begin = 0;
+  const auto next = [&](std::size_t part) {
+    return std::span(replies_).subspan(std::exchange(begin, begin + parts[part]), parts[part]);
+  };
+  if (waiting_.empty()) {
+    for (std::size_t part = 0; part < parts.size(); ++part) done(part, next(part));
+    return;
+  }
+  // Told parts may end what `done` belongs to, but not `done` while parts of it wait.
+  auto shared = std::make_shared<CheckDone>(std::move(done));
   for (std::size_t part = 0; part < parts.size(); ++part) {
-    const auto replies = std::span(replies_).subspan(begin, parts[part]);
-    begin += parts[part];
-    if (!some_wait) {
-      done(part, replies);
-    } else if (Waiting* waiting = waiting_[part]) {
+    const auto replies = next(part);
+    if (Waiting* waiting = waiting_[part]) {
       waiting->part = part;
       waiting->done = shared;
       waiting->replies.assign(std::make_move_iterator(replies.begin()),
