@@ -11,7 +11,7 @@
 namespace weir {
 namespace {
 
-constexpr std::size_t kHugeFrom = 16u << 20;
+constexpr std::size_t kHugeFrom = 64u << 20;
 constexpr std::size_t kPage = 4096;
 constexpr int kSpins = 64;
 
