@@ -618,12 +618,12 @@ Replica::~Replica() = default;
 void Replica::restore(const Delta& delta, Nanos now) {
   impl_->floor = std::max(impl_->floor, now - impl_->options.max_skew);
   for (const auto& named : delta.members) impl_->members.insert(named);
-  for (const Cell& cell : delta.cells) {
-    if (!valid(cell) || impl_->over(cell.id, cell.bucket)) continue;
+  impl_->cells.for_each_ahead(std::span(delta.cells), CellOf(), [this](const Cell& cell) {
+    if (!valid(cell) || impl_->over(cell.id, cell.bucket)) return;
     RecordRef ref = impl_->cells.find(cell.id);
     impl_->apply(ref, cell.id, cell.slots, cell.bucket);
     impl_->outbox.changed.push_back(cell.id);
-  }
+  });
 }
 
 WriteId Replica::count(std::span<const OwnCount> counts, Nanos now) {

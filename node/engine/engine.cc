@@ -14,7 +14,7 @@ constexpr std::size_t kDrainBatch = 2048;
 /// Counts that are handed over in one pump: some milliseconds' work.
 constexpr std::size_t kMostDrained = 8192;
 /// Between two passes of the sweep, for each series.
-constexpr Nanos kSweepPause = 2 * kMicrosecond;
+constexpr Nanos kSweepPause = 4 * kMicrosecond;
 /// Reservations that have timed out, settled in one pump.
 constexpr std::size_t kSettleBatch = 1024;
 
