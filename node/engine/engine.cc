@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kDrainBatch = 2048;
 /// Counts that are handed over in one pump: some milliseconds' work.
-constexpr std::size_t kMostDrained = 8192;
+constexpr std::size_t kMostDrained = 4096;
 /// Between two passes of the sweep, for each series.
 constexpr Nanos kSweepPause = 4 * kMicrosecond;
 /// Reservations that have timed out, settled in one pump.
