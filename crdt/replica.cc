@@ -302,7 +302,7 @@ struct Replica::Impl {
   void send_acks() {
     while (!pending_acks.empty() && pending_acks.front().write <= last_persisted) {
       PendingAck& next = pending_acks.front();
-      if (peers[next.peer].up) outbox.messages.push_back({next.peer, std::move(next.ack)});
+      if (peers[next.peer].up) outbox.messages.push_back({next.peer, next.ack});
       pending_acks.pop_front();
     }
   }

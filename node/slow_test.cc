@@ -65,6 +65,12 @@ class SlowTest : public ::testing::Test {
     made.rules = parse_rules(kRules, "rules.yaml").rules;
     return made;
   }
+  /// One that goes on asking, whatever it missed.
+  static ClientOptions stubborn(const std::string& node) {
+    ClientOptions out = client_options({node});
+    out.connection.breaker_misses = 0;
+    return out;
+  }
 
   static CheckItem item(const std::string& mode, const std::string& key) {
     return {"api", {{"mode", mode}, {"key", key}}, 1};
@@ -176,17 +182,12 @@ TEST_F(SlowTest, AStalledDiskNeitherHoldsCallersNorGrows) {
   // What comes now waits for the disk: beyond max_commit_wait, others are turned away.
   Client client(client_options({cluster.client_address(0)}));
   ASSERT_TRUE(connects(client, 1));
-  // One that goes on asking, whatever it missed: it has to hear of the others.
-  ClientOptions stubborn = client_options({cluster.client_address(0)});
-  stubborn.connection.breaker_misses = 0;
-  Client waiting(stubborn);
+  Client waiting(stubborn(cluster.client_address(0)));
   ASSERT_TRUE(connects(waiting, 1));
   auto end = Clock::now() + std::chrono::seconds(3);
   std::atomic<std::uint64_t> flooded{0};
   std::thread flood([&] {  // as fast as it goes, with a deadline like any other's
-    ClientOptions eager = client_options({cluster.client_address(0)});
-    eager.connection.breaker_misses = 0;
-    Client many(eager);
+    Client many(stubborn(cluster.client_address(0)));
     std::vector<CheckItem> items(1000, item("costly", "flood"));
     while (Clock::now() < end) {
       many.check(items);

@@ -390,15 +390,15 @@ kj::Promise<void> CapnpFront::Impl::ServiceImpl::check(CheckContext context) {
     ++front.counters.malformed;
     return KJ_EXCEPTION(FAILED, "more than 1024 requests in a call");
   }
-  Batch& batch = front.batch;
-  batch.clear();
-  const Batch::Call call = batch.add(requests);
+  Batch& asked = front.batch;
+  asked.clear();
+  const Batch::Call call = asked.add(requests);
   front.counters.malformed += call.malformed.size();
   return answer(
-      batch.bytes(),
+      asked.bytes(),
       [&](auto done) {
         const std::size_t all[] = {call.good()};
-        front.service.check(batch.requests(), all, caller(),
+        front.service.check(asked.requests(), all, caller(),
                             [done = std::move(done)](
                                 std::size_t, std::span<Reply> replies) mutable { done(replies); });
       },
@@ -410,10 +410,10 @@ kj::Promise<void> CapnpFront::Impl::ServiceImpl::check(CheckContext context) {
 kj::Promise<void> CapnpFront::Impl::ServiceImpl::reserve(ReserveContext context) {
   Impl& front = expect_room(1);
   const Nanos timeout = context.getParams().getTimeoutNs();
-  Batch& batch = front.batch;
-  batch.clear();
-  const Batch::Call call = batch.add(Single{context.getParams().getRequest()});
-  const std::span<const Request> requests = batch.requests();
+  Batch& asked = front.batch;
+  asked.clear();
+  const Batch::Call call = asked.add(Single{context.getParams().getRequest()});
+  const std::span<const Request> requests = asked.requests();
   auto write = [context](ReserveReply& reply) mutable {
     rpc::encode(reply.decision, context.getResults().initResult());
     context.getResults().setTicket(kj::StringPtr(reply.ticket.c_str(), reply.ticket.size()));
@@ -427,7 +427,7 @@ kj::Promise<void> CapnpFront::Impl::ServiceImpl::reserve(ReserveContext context)
     refused.decision = invalid("a reservation takes one descriptor");
   } else {
     return answer(
-        batch.bytes(),
+        asked.bytes(),
         [&](auto done) { front.service.reserve(requests[0], timeout, caller(), std::move(done)); },
         write);
   }
@@ -471,10 +471,10 @@ kj::Promise<void> CapnpFront::Impl::ServiceImpl::lease(LeaseContext context) {
   LeaseTerms terms;
   terms.most = context.getParams().getMost();
   terms.term = context.getParams().getTermNs();
-  Batch& batch = front.batch;
-  batch.clear();
-  const Batch::Call call = batch.add(Single{context.getParams().getRequest()});
-  const std::span<const Request> requests = batch.requests();
+  Batch& asked = front.batch;
+  asked.clear();
+  const Batch::Call call = asked.add(Single{context.getParams().getRequest()});
+  const std::span<const Request> requests = asked.requests();
   auto write = [context](LeaseReply& reply) mutable {
     auto results = context.getResults();
     rpc::encode(reply.decision, results.initResult());
@@ -490,7 +490,7 @@ kj::Promise<void> CapnpFront::Impl::ServiceImpl::lease(LeaseContext context) {
     return kj::READY_NOW;
   }
   return answer(
-      batch.bytes(),
+      asked.bytes(),
       [&](auto done) { front.service.lease(requests[0], terms, caller(), std::move(done)); },
       write);
 }
