@@ -22,7 +22,7 @@ DigestOffer AntiEntropy::offer(Nanos floor, std::uint64_t round) const {
 void AntiEntropy::on(std::size_t index, const DigestOffer& message, Nanos floor) {
   Peer& peer = peers_[index];
   if (peer.transfer) {
-    peer.transfer->credit = credit();
+    peer.transfer->allowance = allowance();
     return;
   }
   Nanos common = std::max(floor, message.floor);
@@ -30,7 +30,7 @@ void AntiEntropy::on(std::size_t index, const DigestOffer& message, Nanos floor)
   for (const GroupDigest& group : message.groups) theirs.emplace(group.group, group.digest);
   std::vector<Group> differing;
   Transfer transfer;
-  transfer.credit = credit();
+  transfer.allowance = allowance();
   cells_.for_each_group([&](const Group& group, std::size_t, std::uint64_t digest) {
     if (group.generation.end() <= common) return;
     auto at = theirs.find(group);
@@ -193,10 +193,10 @@ bool AntiEntropy::transfer(Transfer& transfer, DeltaPacker& packer) {
   while (!transfer.groups.empty()) {
     auto send_cell = [&](RecordRef ref, const CellId&) {
       cells_.read(ref, held_);
-      if (sent == piece_ || transfer.credit == 0 || !packer.fits(held_.cell)) return false;
+      if (sent == piece_ || transfer.allowance == 0 || !packer.fits(held_.cell)) return false;
       packer.add(held_.cell);
       ++sent;
-      --transfer.credit;
+      --transfer.allowance;
       return true;
     };
     transfer.from = cells_.walk(transfer.groups.front(), transfer.from, send_cell);

@@ -27,7 +27,7 @@ class AntiEntropy {
  public:
   /// `cells` and `members` outlive it. In a call it sends up to `piece` cells, and looks at up to 8
   /// times as many. Of groups that the other side lacks it sends up to 64 times as many for each of
-  /// that side's offers: its credit, so that it is sent no more than it takes in.
+  /// that side's offers: its allowance, so that it is sent no more than it takes in.
   AntiEntropy(const CellStore& cells, const std::map<Incarnation, Member>& members,
               std::size_t peers, std::size_t piece)
       : cells_(cells), members_(members), piece_(piece), peers_(peers) {}
@@ -69,7 +69,7 @@ class AntiEntropy {
   struct Transfer {
     std::deque<Group> groups;
     std::uint64_t from = 0;
-    std::size_t credit = 0;
+    std::size_t allowance = 0;
   };
   struct Peer {
     std::optional<Listing> listing;
@@ -80,7 +80,7 @@ class AntiEntropy {
   };
 
   std::size_t most_looked() const { return 8 * piece_; }
-  std::size_t credit() const { return 64 * piece_; }
+  std::size_t allowance() const { return 64 * piece_; }
   GroupInventory slice_of(const Group& group, std::uint64_t round, bool& partial) const;
   std::optional<Inventory> list(Peer& peer);
   bool compare(Comparison& comparison, DeltaPacker& packer);
@@ -116,7 +116,7 @@ bool AntiEntropy::work(std::size_t index, Send send) {
     if (transfer(*peer.transfer, packer)) peer.transfer.reset();
     if (!packer.empty()) send(Repair{packer.take(), {}});
   }
-  return busy(index) || !peer.wanted.empty() || (peer.transfer && peer.transfer->credit > 0);
+  return busy(index) || !peer.wanted.empty() || (peer.transfer && peer.transfer->allowance > 0);
 }
 
 }  // namespace weir::crdt

@@ -179,7 +179,7 @@ struct Repairing {
   std::vector<std::unique_ptr<crdt::Replica>> replicas;
 };
 
-LAW(35, "nor does it matter into how many pieces that is cut", "more than a credit",
+LAW(35, "nor does it matter into how many pieces that is cut", "more than an allowance",
     "one side lacks everything", "both sides differ", "a group in many pieces") {
   auto piece = *between<std::size_t>(1, 6).as("piece");
   auto cells = *between<std::size_t>(0, 450).as("cells");
@@ -197,7 +197,7 @@ LAW(35, "nor does it matter into how many pieces that is cut", "more than a cred
   Repairing pair(piece, sides[0], sides[1]);
   RC_ASSERT(pair.within(10 * kMinute));
   RC_ASSERT(pair.replicas[1]->cell_count() == cells);
-  reached("more than a credit", empty && cells > 64 * piece);
+  reached("more than an allowance", empty && cells > 64 * piece);
   reached("one side lacks everything", empty && cells > 0);
   reached("both sides differ", !empty && cells > 1);
   reached("a group in many pieces", cells % 2 == 1 && pair.repairs > 3);
