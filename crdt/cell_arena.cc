@@ -1,7 +1,5 @@
 #include <weir/crdt/cell_arena.h>
 
-#include <sys/mman.h>
-
 #include <bit>
 #include <cstdlib>
 #include <cstring>
@@ -118,7 +116,6 @@ std::byte* CellArena::take_page(Page& page) {
   if (open_chunks_.empty()) {
     if (bytes_ < kChunkBytes) return taken(kPageBytes, kPageBytes);
     std::byte* base = taken(kChunkBytes, kChunkBytes);
-    ::madvise(base, kChunkBytes, MADV_HUGEPAGE);  // it is as right without
     std::uint32_t number = static_cast<std::uint32_t>(chunks_.size());
     if (unused_chunks_.empty()) {
       chunks_.emplace_back();

@@ -14,8 +14,8 @@ using RecordRef = std::uint32_t;
 /// one size class (Bonwick's slabs, 1994). A reference is 4 bytes: the page, and where in it in
 /// units of 8 bytes. So all records together take 32 GiB at most. A record larger than 4 KiB has a
 /// page of its own size. A page that holds no record any more is another's, or goes back to the
-/// heap: the first pages one by one, later ones by 2 MiB, which the system maps as one, so that
-/// reaching a record seldom misses the processor's table of addresses as well.
+/// heap: the first pages one by one, later ones by 2 MiB. These are not asked for as huge pages:
+/// to find one the system may work for 50 ms, in the turn that needs it.
 ///
 /// Records stay where they are until they are freed. Every call takes constant time, and touches
 /// no record but the one it is about. Not thread-safe.
