@@ -1,5 +1,7 @@
 #include <weir/crdt/epoch.h>
 
+#include <algorithm>
+
 #include <bit>
 
 namespace weir::crdt {
@@ -25,6 +27,21 @@ Generation generation_of(const Epoch& epoch) {
   if (log2 > kMaxGrainLog2) log2 = kMaxGrainLog2;
   Nanos grain = (std::int64_t{1} << log2) * kSecond;
   return {log2, (epoch.expiry + grain - 1) / grain};
+}
+
+bool LostWindows::has(const Epoch& epoch) const {
+  return epoch.expiry <= ended &&
+         std::any_of(lived.begin(), lived.end(), [&](const TimeRange& range) {
+           return epoch.start <= range.to && epoch.expiry > range.from;
+         });
+}
+
+Nanos LostWindows::until(Nanos now, Nanos length) const {
+  Nanos until = 0;
+  for (const TimeRange& range : lived) {
+    if (range.from <= now) until = std::max(until, range.to + length);
+  }
+  return until;
 }
 
 }  // namespace weir::crdt

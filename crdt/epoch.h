@@ -3,6 +3,7 @@
 #include <compare>
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include <weir/crdt/ids.h>
 #include <weir/crdt/time.h>
@@ -27,6 +28,27 @@ inline constexpr Epoch kBucketEpoch{-1, -1};
 
 /// 0 <= start < expiry <= kMaxTime + kMaxLifetime, at most kMaxLifetime long.
 bool valid_epoch(const Epoch& epoch);
+
+/// From `from` up to `to`, both included.
+struct TimeRange {
+  Nanos from = 0;
+  Nanos to = 0;
+  friend bool operator==(const TimeRange&, const TimeRange&) = default;
+};
+
+/// Windows of which counts may be missing, after a clock was set back: in which this node has lived
+/// by the clock of then, and which that took for over, so that their cells were dropped.
+struct LostWindows {
+  std::vector<TimeRange> lived;  ///< few
+  Nanos ended = -1;              ///< what ends at or before this was over; -1: nothing is lost
+
+  bool any() const { return ended >= 0; }
+  bool has(const Epoch& epoch) const;
+  /// Until when something that is remembered for `length` may be missing at `now`; `now` or
+  /// earlier: nothing is.
+  Nanos until(Nanos now, Nanos length) const;
+  friend bool operator==(const LostWindows&, const LostWindows&) = default;
+};
 
 /// What is counted: a series in an epoch, or a series' bucket.
 struct CellId {

@@ -23,6 +23,10 @@ constexpr Nanos kForgetMembersEvery = 10 * kMinute;
 constexpr unsigned kBucketsPerTick = 1024;
 constexpr std::size_t kFreedPerTick = 4096;
 constexpr std::size_t kLookedPerPush = 2 * kMaxDeltaCells;
+/// Cells that were kept aside join the others so many max_skew before their windows begin: before
+/// rights of these are transferred (EscrowAgent).
+constexpr Nanos kJoinAhead = 10;
+constexpr std::size_t kJoinedPerTick = 1024;
 
 struct CellOf {
   const CellId& operator()(const OwnCount& own) const { return own.cell; }
@@ -89,6 +93,9 @@ struct Replica::Impl {
   absl::flat_hash_map<CellId, WriteId> reset_at;
   std::deque<std::pair<WriteId, CellId>> resets;  // in order
   std::deque<PendingAck> pending_acks;
+  /// Windows that a clock which was ahead has counted in, by when they begin. No peer takes them
+  /// yet, so they are compared with none.
+  std::multimap<Nanos, Cell> early;
   WriteId last_write = 0;
   WriteId last_persisted = 0;
   Nanos floor = 0;
@@ -422,6 +429,7 @@ struct Replica::Impl {
   /// A row that another incarnation of this member wrote.
   bool elder_row(const CellId& cell, const SlotId& slot) const {
     if (cell.is_bucket() || slot.birth == 0 || slot.writer == options.incarnation) return false;
+    if (options.lost.has(cell.epoch)) return false;
     auto member = members.find(slot.writer);
     return member != members.end() && member->second == options.self;
   }
@@ -561,8 +569,32 @@ struct Replica::Impl {
 
   // Time.
 
+  void restore(const Cell& cell, Nanos now) {
+    if (!valid(cell) || over(cell.id, cell.bucket)) return;
+    if (cell.id.is_bucket()) {
+      // Used when the clock was ahead. When that was nobody knows; it begins anew.
+      if (too_early(cell, now)) return;
+    } else if (cell.id.epoch.start > now + kJoinAhead * options.max_skew) {
+      early.emplace(cell.id.epoch.start, cell);
+      return;
+    }
+    RecordRef ref = cells.find(cell.id);
+    apply(ref, cell.id, cell.slots, cell.bucket);
+    outbox.changed.push_back(cell.id);
+  }
+
+  void join_early(Nanos now) {
+    for (std::size_t i = 0; i < kJoinedPerTick && !early.empty(); ++i) {
+      auto first = early.begin();
+      if (first->first > now + kJoinAhead * options.max_skew) return;
+      restore(first->second, now);
+      early.erase(first);
+    }
+  }
+
   void tick(Nanos now) {
     expire(now);
+    join_early(now);
     if (now >= next_sync) sync(now);
     for (PeerIndex i = 0; i < peers.size(); ++i) {
       Peer& peer = peers[i];
@@ -574,7 +606,7 @@ struct Replica::Impl {
       repaired = static_cast<PeerIndex>((repaired + 1) % peers.size());
       if (peers[repaired].up && repair(repaired)) break;
     }
-    if (now >= next_forget) {
+    if (now >= next_forget && early.empty()) {
       forget_members();
       next_forget = now + kForgetMembersEvery;
     }
@@ -618,12 +650,8 @@ Replica::~Replica() = default;
 void Replica::restore(const Delta& delta, Nanos now) {
   impl_->floor = std::max(impl_->floor, now - impl_->options.max_skew);
   for (const auto& named : delta.members) impl_->members.insert(named);
-  impl_->cells.for_each_ahead(std::span(delta.cells), CellOf(), [this](const Cell& cell) {
-    if (!valid(cell) || impl_->over(cell.id, cell.bucket)) return;
-    RecordRef ref = impl_->cells.find(cell.id);
-    impl_->apply(ref, cell.id, cell.slots, cell.bucket);
-    impl_->outbox.changed.push_back(cell.id);
-  });
+  impl_->cells.for_each_ahead(std::span(delta.cells), CellOf(),
+                              [&](const Cell& cell) { impl_->restore(cell, now); });
 }
 
 WriteId Replica::count(std::span<const OwnCount> counts, Nanos now) {
@@ -765,6 +793,9 @@ void Replica::for_each_writer(
 
 std::size_t Replica::cell_count() const {
   return impl_->cells.size();
+}
+std::size_t Replica::early_cell_count() const {
+  return impl_->early.size();
 }
 std::size_t Replica::cell_bytes() const {
   return impl_->cells.bytes();

@@ -73,6 +73,7 @@ struct ReplicaOptions {
   /// Cells that anti-entropy sends in one call; it looks at up to 8 times as many. At least 1.
   std::size_t repair_piece = 2048;
   std::uint64_t seed = 1;  ///< jitter, and how cells are hashed
+  LostWindows lost;        ///< what others hold of this member there is no sign of a lost disk
 };
 
 struct PeerStatus {
@@ -119,7 +120,9 @@ class Replica {
   Replica(const Replica&) = delete;
   Replica& operator=(const Replica&) = delete;
 
-  /// What the disk held. Before anything else. Expired cells are skipped.
+  /// What the disk held. Before anything else. Expired cells are skipped. Windows that begin much
+  /// later than now, which a clock that was ahead has left, are kept aside until their time has
+  /// come; buckets that were used later than now are skipped.
   void restore(const Delta& delta, Nanos now);
 
   /// New totals of the current incarnation. Returns the id of the write that makes them durable
@@ -170,6 +173,8 @@ class Replica {
   void for_each_writer(
       const std::function<void(const Incarnation&, std::uint64_t units)>& visit) const;
   std::size_t cell_count() const;
+  /// Cells of windows that begin later, kept aside by restore().
+  std::size_t early_cell_count() const;
   /// Memory that cells take.
   std::size_t cell_bytes() const;
   const ReplicaOptions& options() const;

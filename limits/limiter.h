@@ -34,6 +34,9 @@ struct LimiterOptions {
   /// Escrow rules: who shares limits, and which of them this node is. Null: nobody else.
   std::shared_ptr<const crdt::ShareTable> shares = nullptr;
   crdt::Member self = {};
+  /// Windows of which counts may be missing (a clock was set back): escrow rules have no share of
+  /// them, and rules with on_failure `closed` deny; so for a bucket until it must be full again.
+  crdt::LostWindows lost = {};
   /// Request ids remembered, about 200 bytes each and 64 for each rule that matched. When full the
   /// oldest are forgotten: a request that comes again after (about) so many newer ones counts
   /// again.

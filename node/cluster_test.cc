@@ -716,6 +716,72 @@ TEST_F(ClusterTest, AClockOffsetShiftsTheNodesTime) {
   EXPECT_NEAR(static_cast<double>(behind), 90e9, 5e9);
 }
 
+TEST_F(ClusterTest, AClockThatWasAheadStopsNobody) {
+  Cluster cluster(options({"eu"}));
+  const std::uint64_t limit = 6;  // per second and key
+  auto passes = [&](const std::string& key) {
+    rpc::NodeClient client(client_options(cluster.client_address(0)));
+    std::uint64_t passed = 0;
+    for (std::uint64_t i = 0; i < 2 * limit; ++i)
+      passed += client.check(item("parts", key, 1)).allowed;
+    return passed;
+  };
+  auto recovers = [&](const std::string& key) {
+    for (int i = 0; i < 100; ++i) {
+      if (passes(key) > 0) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    return false;
+  };
+  auto clock_of = [&] { return nlohmann::json::parse(cluster.status(0))["clock"]; };
+
+  // Over a stop.
+  cluster.start(0, {"--clock-offset", "1h"});
+  EXPECT_TRUE(recovers("a"));
+  cluster.stop(0);
+  cluster.start(0);
+  EXPECT_TRUE(recovers("b"));
+  EXPECT_NEAR(clock_of()["set_back_s"].get<double>(), 3600, 60);
+  cluster.stop(0);
+
+  // While it runs: it goes on in the same process.
+  cluster.start(0, {"--clock-offset", "30d", "--clock-offset-for", "2s"});
+  EXPECT_TRUE(recovers("c"));
+  bool noticed = false;
+  for (int i = 0; i < 100 && !noticed; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    auto status = nlohmann::json::parse(cluster.status(0), nullptr, false);
+    noticed = status.is_object() && status["clock"]["set_back_s"].get<double>() > 86'400;
+  }
+  EXPECT_TRUE(noticed);
+  EXPECT_TRUE(recovers("d"));
+}
+
+TEST_F(ClusterTest, ClocksThatDifferAreSeen) {
+  Cluster cluster(options({"eu", "us", "ap"}));
+  cluster.start(0);
+  cluster.start(1);
+  cluster.start(2, {"--clock-offset", "3s"});
+  auto until = [&](auto holds) {
+    for (int i = 0; i < 100; ++i) {
+      if (holds()) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    return false;
+  };
+  auto ready = [&](std::size_t node) { return http_get(cluster.admin_address(node), "/readyz"); };
+  EXPECT_TRUE(until([&] { return ready(2).find("503") != std::string::npos; }));
+  EXPECT_NE(ready(2).find("off from 2 of 2 peers"), std::string::npos) << ready(2);
+  EXPECT_NE(ready(0).find("200"), std::string::npos) << ready(0);
+  EXPECT_TRUE(until([&] {
+    const std::string metrics = http_get(cluster.admin_address(0), "/metrics");
+    const std::string name = "weir_peer_clock_skew_seconds{peer=\"ap/ap-1\"} ";
+    const std::size_t at = metrics.find(name);
+    return at != std::string::npos &&
+           std::abs(std::stod(metrics.substr(at + name.size())) - 3) < 0.5;
+  }));
+}
+
 TEST_F(ClusterTest, AStoreHasOneOwner) {
   Cluster cluster(options({"eu"}));
   cluster.start(0);

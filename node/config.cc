@@ -493,7 +493,7 @@ bool parse_clock_offset(std::string_view text, Nanos& out) {
   const bool behind = text.starts_with('-');
   if (behind) text.remove_prefix(1);
   Nanos length = 0;
-  if (!parse_duration(text, length) || length > kHour) return false;
+  if (!parse_duration(text, length)) return false;
   out = behind ? -length : length;
   return true;
 }

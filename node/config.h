@@ -88,6 +88,7 @@ struct NodeConfig {
   /// Added to what the wall clock says. For tests: `weir-node --clock-offset` sets it, no file
   /// does.
   Nanos clock_offset = 0;
+  Nanos clock_offset_until = kNever;  ///< on CLOCK_MONOTONIC; from then on it is 0
 };
 
 inline constexpr std::size_t kMinSecret = 16;
@@ -123,7 +124,7 @@ LoadedConfig load_config(const std::string& path);
 /// Which promise of these rules a node with this configuration cannot keep; empty: it keeps all.
 std::string unsuitable(const RuleSet& rules, const NodeConfig& config);
 
-/// "350ms", "-1s500ms", "0s": a length of time (parse_duration) of at most an hour, with a sign in
+/// "350ms", "-1s500ms", "0s": a length of time (parse_duration), with a sign in
 /// front if it is behind. False if `text` is anything else.
 bool parse_clock_offset(std::string_view text, Nanos& out);
 

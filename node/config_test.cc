@@ -47,7 +47,7 @@ TEST(Config, ClockOffsetsHaveASign) {
   EXPECT_EQ(offset, -1500 * kMillisecond);
   EXPECT_TRUE(parse_clock_offset("-1h", offset));
   EXPECT_EQ(offset, -kHour);
-  for (const char* wrong : {"", "-", "--1s", "+1s", "1", "-0s", "1h1ms", "2 s"}) {
+  for (const char* wrong : {"", "-", "--1s", "+1s", "1", "-0s", "367d", "2 s"}) {
     EXPECT_FALSE(parse_clock_offset(wrong, offset)) << wrong;
   }
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstdlib>
 #include <deque>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@
 #include <weir/node/control/rules_watch.h>
 #include <weir/node/engine/engine.h>
 #include <weir/node/fronts/factory.h>
+#include <weir/node/report/clock_watch.h>
 #include <weir/node/report/report.h>
 #include <weir/node/service/coordinator.h>
 #include <weir/node/setup.h>
@@ -36,6 +38,10 @@ constexpr std::uint64_t kFarewellMs = 50;
 /// What the main loop's thread does, for the metric of its longest turns.
 using Turn = rpc::TurnMeter::Scope;
 
+Nanos in_nanos(const timespec& time) {
+  return static_cast<Nanos>(time.tv_sec) * kSecond + time.tv_nsec;
+}
+
 std::string peer_name(const crdt::Member& member) {
   return member.region + "/" + member.node;
 }
@@ -55,6 +61,8 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   rpc::Background background{loop};
   std::unique_ptr<rpc::PeerNetwork> peers;
   std::unique_ptr<NodeReport> report;
+  ClockWatch clocks;
+  Nanos clocks_looked_at = 0;
   MainLoopAnswers answers;
   std::unique_ptr<Worker::Shared> shared;
   std::vector<std::unique_ptr<Worker>> workers;
@@ -67,6 +75,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   bool pump_soon = false;
   bool stopping = false;              // nothing is decided any more
   bool closed = false;                // the engine is
+  bool set_back = false;              // why it stops
   std::uint64_t hand_over_until = 0;  // on libuv's clock, ms
 
   Impl(NodeConfig given, LoadedRules loaded, Log& out)
@@ -74,7 +83,8 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
         log(out),
         control(
             std::move(loaded), [this](const RuleSet& set) { return unsuitable(set, config); }, out,
-            wall_clock()) {
+            wall_clock()),
+        clocks(config.max_skew, out) {
     if (config.threads == 0) config.threads = usable_cores();
     loop.measure_turns();
   }
@@ -88,7 +98,14 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   Nanos wall_clock() const {
     timespec now{};
     clock_gettime(CLOCK_REALTIME, &now);
-    return static_cast<Nanos>(now.tv_sec) * kSecond + now.tv_nsec + config.clock_offset;
+    return in_nanos(now) + clock_offset();
+  }
+
+  Nanos clock_offset() const {
+    if (config.clock_offset == 0 || config.clock_offset_until == kNever) return config.clock_offset;
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return in_nanos(now) < config.clock_offset_until ? config.clock_offset : 0;
   }
 
   // The start.
@@ -171,6 +188,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     options.cluster = config.cluster;
     options.secret = config.secret;
     options.listen = config.listen_peers;
+    options.wall = [this] { return wall_clock(); };
     for (const PeerConfig& peer : config.peers) {
       options.peers.push_back({peer.member, peer.address});
     }
@@ -183,8 +201,8 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   bool start_fronts(std::string& error) {
     auto wall = [this] { return wall_clock(); };
     report = std::make_unique<NodeReport>(
-        NodeReport::Sources{config, *engine, *coordinator, control, store.get(), peers.get(), wall,
-                            config.threads, *loop.meter(), background});
+        NodeReport::Sources{config, *engine, *coordinator, control, store.get(), peers.get(),
+                            clocks, wall, config.threads, *loop.meter(), background});
     answers.rules = [this](std::string_view known) { return control.answer(known); };
     answers.status = [this](std::function<void(std::string)> done) {
       Turn turn(loop.meter(), "status");
@@ -275,12 +293,29 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     if (closed) return;
     Turn turn(loop.meter(), "tick");
     engine->pump(wall_clock());
+    if (engine->clock_set_back() && !stopping) {
+      set_back = true;
+      return stop();
+    }
+    look_at_clocks();
     loop.meter()->step("forward");
     coordinator->pump();
     if (engine->ready_for_more()) {
       for (auto& held : std::exchange(held_peers, {})) held->fulfill();
     }
     if (stopping && (engine->handed_over() || uv_now(loop.uv()) >= hand_over_until)) close();
+  }
+
+  void look_at_clocks() {
+    const Nanos wall = wall_clock();
+    if (std::abs(wall - clocks_looked_at) < kSecond) return;
+    clocks_looked_at = wall;
+    std::vector<ClockWatch::Peer> seen;
+    for (crdt::PeerIndex i = 0; i < config.peers.size(); ++i) {
+      const rpc::LinkStatus link = peers->status(i);
+      seen.push_back({peer_name(config.peers[i].member), link.skew, link.skew_error});
+    }
+    clocks.look(wall, seen);
   }
 
   /// Someone waits for a commit: pump at the end of this turn, not at the next interval.
@@ -418,6 +453,18 @@ bool Daemon::start(std::string& error) {
 
 void Daemon::run() {
   impl_->run();
+}
+
+bool Daemon::set_back() const {
+  return impl_->set_back;
+}
+
+LoadedRules Daemon::rules() const {
+  return {impl_->control.rules(), {}, impl_->control.status().version};
+}
+
+const NodeConfig& Daemon::config() const {
+  return impl_->config;
 }
 
 }  // namespace weir::node

@@ -23,8 +23,15 @@ class Daemon {
 
   /// Opens the store and every listener. False, with a reason, if any of them fails.
   bool start(std::string& error);
-  /// Serves until SIGTERM or SIGINT, then commits everything and returns, within about a second.
+  /// Serves until SIGTERM or SIGINT, or until the clock was set back (Engine::clock_set_back); then
+  /// commits everything and returns, within about a second.
   void run();
+  /// After run(): the clock was set back, so another daemon is to go on, with this.
+  bool set_back() const;
+  /// With the ports that were taken.
+  const NodeConfig& config() const;
+  /// Those in force.
+  LoadedRules rules() const;
 
  private:
   struct Impl;

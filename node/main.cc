@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
+#include <ctime>
 #include <string>
 #include <utility>
 
@@ -22,6 +23,31 @@ int report(const Errors& errors) {
   return kUsage;
 }
 
+weir::Nanos monotonic() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<weir::Nanos>(now.tv_sec) * weir::kSecond + now.tv_nsec;
+}
+
+/// A node whose clock was set back starts again in this process, as after any stop.
+int serve(weir::node::NodeConfig config, weir::LoadedRules rules, weir::node::Log& log) {
+  for (;;) {
+    weir::node::Daemon daemon(config, rules, log);
+    std::string error;
+    if (!daemon.start(error)) {
+      log.error("start_failed", {{"reason", error}});
+      return kFailed;
+    }
+    daemon.run();
+    if (!daemon.set_back()) return 0;
+    config = daemon.config();
+    rules = weir::load_rules(config.rules);
+    if (!rules.rules || !weir::node::unsuitable(*rules.rules, config).empty()) {
+      rules = daemon.rules();
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -29,11 +55,14 @@ int main(int argc, char** argv) {
                "weir-node"};
   std::string path;
   std::string offset;
+  std::string offset_for;
   bool validate = false;
   app.add_option("--config", path, "The node's configuration, for example node.yaml")->required();
   app.add_flag("--validate", validate, "Check the configuration and the rules, and exit");
   app.add_option("--clock-offset", offset,
                  "For tests: run this far ahead of the wall clock, or behind it (-350ms)")
+      ->type_name("DURATION");
+  app.add_option("--clock-offset-for", offset_for, "For tests: --clock-offset ends after this long")
       ->type_name("DURATION");
   app.set_version_flag("--version", std::string(weir::node::kVersion));
   CLI11_PARSE(app, argc, argv);
@@ -41,11 +70,21 @@ int main(int argc, char** argv) {
   weir::node::LoadedConfig loaded = weir::node::load_config(path);
   if (!loaded.config) return report(loaded.errors);
   if (!offset.empty() && !weir::node::parse_clock_offset(offset, loaded.config->clock_offset)) {
-    fmt::print(stderr,
-               "--clock-offset: expected a length of time of at most 1h, such as 350ms or -2s, got "
-               "'{}'\n",
-               offset);
+    fmt::print(
+        stderr,
+        "--clock-offset: expected a length of time of at most 366d, such as 350ms or -2s, got "
+        "'{}'\n",
+        offset);
     return kUsage;
+  }
+  if (!offset_for.empty()) {
+    weir::Nanos length = 0;
+    if (!weir::parse_duration(offset_for, length)) {
+      fmt::print(stderr, "--clock-offset-for: expected a length of time, such as 5s, got '{}'\n",
+                 offset_for);
+      return kUsage;
+    }
+    loaded.config->clock_offset_until = monotonic() + length;
   }
   weir::LoadedRules rules = weir::load_rules(loaded.config->rules);
   if (!rules.rules) return report(rules.errors);
@@ -64,12 +103,5 @@ int main(int argc, char** argv) {
   options.level = loaded.config->log_level;
   options.format = loaded.config->log_format;
   weir::node::Log log(options);
-  weir::node::Daemon daemon(*loaded.config, std::move(rules), log);
-  std::string error;
-  if (!daemon.start(error)) {
-    log.error("start_failed", {{"reason", error}});
-    return kFailed;
-  }
-  daemon.run();
-  return 0;
+  return serve(*loaded.config, std::move(rules), log);
 }

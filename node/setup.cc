@@ -82,6 +82,7 @@ storage::LmdbOptions lmdb_options(const NodeConfig& config) {
   options.cluster = config.cluster;
   options.self = config.self;
   options.map_bytes = config.storage->map_size;
+  options.max_skew = config.max_skew;
   return options;
 }
 

@@ -130,7 +130,7 @@ void Mesh::boot(std::size_t i) {
     escrow.rejoin_interval = options_.anti_entropy_interval / 5;
     escrow.quiet = options_.anti_entropy_interval * 6 / 5;
     node.agent = std::make_unique<EscrowAgent>(escrow, *node.replica, *node.limiter);
-    node.agent->begin(!options_.memory_only, node.reserved, now_);
+    node.agent->begin(!options_.memory_only, node.reserved, false, now_);
   }
   dispatch(i);
   for (std::size_t j = 0; j < nodes_.size(); ++j) {

@@ -46,7 +46,8 @@ interface Gate {
 interface Link {
   # Carries messages and questions from the dialer to the acceptor, never back.
   send @0 (message :Message) -> ();  # returns when the receiver is ready for more
-  ping @1 () -> ();
+  ping @1 () -> (atNs :Int64);
+  # The acceptor's wall clock, ns since 1970; 0 of one that does not tell.
 
   # What the acceptor is to decide for the dialer: see Service for what each means. A call that
   # fails as overloaded, or as unimplemented, was not begun.

@@ -64,6 +64,9 @@ void put_sealed(Txn& txn, MDB_dbi dbi, std::string_view key, Bytes value) {
 constexpr std::string_view kFormatKey = "format";
 constexpr std::string_view kIdentityKey = "identity";
 constexpr std::string_view kTimeKey = "time";
+constexpr std::string_view kLivedKey = "lived";  // absent: of a store that was made before
+constexpr std::string_view kLostKey = "lost";    // absent: no window is
+
 constexpr std::string_view kBootPrefix = "boot/";
 
 Bytes boot_key(std::uint64_t ordinal) {
@@ -152,6 +155,15 @@ void Disk::create_data() {
   if (failure) throw StoreError(fmt::format("{}: {}", file(kData), failure.message()));
   sync_path(options_.path);
   fs::remove_all(aside, failure);
+}
+
+/// At most TimeLived::kMost.
+void Disk::put_ranges(Bytes& value, const std::vector<crdt::TimeRange>& ranges) {
+  put_u8(value, static_cast<std::uint8_t>(ranges.size()));
+  for (const crdt::TimeRange& range : ranges) {
+    put_big64(value, static_cast<std::uint64_t>(range.from));
+    put_big64(value, static_cast<std::uint64_t>(range.to));
+  }
 }
 
 /// The marker says that there is a store: a data file that has gone missing is then noticed.
@@ -249,6 +261,28 @@ void Disk::read_meta(const Txn& txn, Recovered& out) {
     damaged("its record 'time' is broken");
   }
   out.time_floor = static_cast<Nanos>(floor);
+
+  auto ranges = [&](RecordReader& from, std::string_view key) {
+    std::vector<crdt::TimeRange> read(from.u8());
+    for (crdt::TimeRange& range : read) {
+      range.from = static_cast<Nanos>(from.big64());
+      range.to = static_cast<Nanos>(from.big64());
+    }
+    if (!from.done() || read.size() > TimeLived::kMost) {
+      damaged(fmt::format("its record '{}' is broken", key));
+    }
+    return read;
+  };
+  if (txn.get(meta, view_of(kLivedKey))) {
+    RecordReader lived = sealed(kLivedKey);
+    lived_ = TimeLived(ranges(lived, kLivedKey));
+  }
+  if (txn.get(meta, view_of(kLostKey))) {
+    RecordReader lost = sealed(kLostKey);
+    out.lost.ended = static_cast<Nanos>(lost.big64());
+    out.lost.lived = ranges(lost, kLostKey);
+  }
+  lived_.reached(out.time_floor);
 
   Cursor cursor(txn, meta);
   Bytes from = boot_key(0);
@@ -371,6 +405,14 @@ Recovered Disk::open(const crdt::Incarnation& fresh, Nanos now) {
   reading_ = false;
   taken_.insert(out.incarnations.begin(), out.incarnations.end());
   put_boot(txn, fresh, now);
+  lived_.take_set_back(now, options_.max_skew, out);
+  if (out.set_back > 0) {
+    Bytes lost;
+    start_value(lost);
+    put_big64(lost, static_cast<std::uint64_t>(out.lost.ended));
+    put_ranges(lost, out.lost.lived);
+    put_sealed(txn, meta_, kLostKey, std::move(lost));
+  }
   put_time(txn, std::max(out.time_floor, now), false);
   check(txn.commit(), fmt::format("{}: cannot record the boot", file(kData)));
   return out;
@@ -487,6 +529,11 @@ void Disk::put_time(Txn& txn, Nanos floor, bool clean) {
   put_varint(value, static_cast<std::uint64_t>(floor));
   put_u8(value, clean ? 1 : 0);
   put_sealed(txn, meta, kTimeKey, std::move(value));
+  if (!lived_.reached(floor)) return;
+  Bytes lived;
+  start_value(lived);
+  put_ranges(lived, lived_.ranges());
+  put_sealed(txn, meta, kLivedKey, std::move(lived));
 }
 
 MDB_dbi Disk::table(const Txn& txn, const crdt::Generation& generation, bool create) {

@@ -12,6 +12,7 @@
 #include <weir/storage/fold_set.h>
 #include <weir/storage/lmdb_env.h>
 #include <weir/storage/store.h>
+#include <weir/storage/time_lived.h>
 
 namespace weir::storage {
 
@@ -95,6 +96,7 @@ class Disk {
                   std::unordered_map<crdt::CellId, crdt::Cell>& fresh, crdt::Delta& out);
   MDB_dbi table(const Txn& txn, const crdt::Generation& generation, bool create);
   std::uint32_t number_of(Txn& txn, const crdt::Incarnation& writer);
+  static void put_ranges(Bytes& value, const std::vector<crdt::TimeRange>& ranges);
   void put_boot(Txn& txn, const crdt::Incarnation& fresh, Nanos now);
   void put_writer(Txn& txn, const crdt::Incarnation& writer, Writer& entry);
   void pack(Txn& txn, const crdt::Cell& cell, Bytes& value);
@@ -111,6 +113,7 @@ class Disk {
   MDB_dbi writers_dbi_ = 0;
   Log log_;
   std::uint64_t boots_ = 0;
+  TimeLived lived_;
   std::unordered_set<crdt::Incarnation> taken_;  // by every boot
   std::set<crdt::Generation> tables_;
   std::map<crdt::Generation, MDB_dbi> handles_;

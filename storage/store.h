@@ -12,12 +12,19 @@
 
 namespace weir::storage {
 
+/// A clock may be so far behind the time floor: time was reserved ahead, or the clock was slewed,
+/// and decisions wait for it at that floor. One that is further behind was set back, or was wrong.
+inline constexpr Nanos kMostTimeWaits = 2 * kSecond;
+
 /// What a store found when it was opened.
 struct Recovered {
   crdt::Delta state;  ///< every live cell, all writers
   /// No time that a decision before the stop used was later than this: it was reserved, or the
-  /// time of an open() or close(). 0 on a new store.
+  /// time of an open() or close(). 0 on a new store. After a clock was set back it is the `now` of
+  /// open(), and a decision may have used any time up to `lost.ended`.
   Nanos time_floor = 0;
+  Nanos set_back = 0;      ///< by so much, more than kMostTimeWaits; 0: it was not
+  crdt::LostWindows lost;  ///< by this and earlier clocks that were set back
   /// Earlier boots of this node, oldest first, without the one being made.
   std::vector<crdt::Incarnation> incarnations;
   bool clean = false;  ///< the last stop was an orderly close()
@@ -52,8 +59,9 @@ class Store {
   virtual ~Store() = default;
 
   /// Starts a new boot: makes `fresh` durable before it returns, so that no incarnation is ever
-  /// used twice, reserves time up to `now`, and reads what is there. Called once, first. On failure
-  /// returns false and a message that names the file.
+  /// used twice, reserves time up to `now`, and reads what is there. Where `now` is more than
+  /// kMostTimeWaits behind the time floor, time goes on at `now`: Recovered::set_back. Called once,
+  /// first. On failure returns false and a message that names the file.
   virtual bool open(const crdt::Incarnation& fresh, Nanos now, StoreEvents events, Recovered& out,
                     std::string& error) = 0;
 
@@ -85,6 +93,7 @@ struct LmdbOptions {
   std::string cluster;                    ///< identity check: a store of another cluster or node
   crdt::Member self;                      ///<   is refused
   std::uint64_t map_bytes = 64ull << 30;  ///< address space, not memory; the file grows as needed
+  Nanos max_skew = kSecond;               ///< ReplicaOptions::max_skew
 };
 
 std::unique_ptr<Store> make_lmdb_store(LmdbOptions options);

@@ -44,8 +44,9 @@ class Cluster {
   std::string log_path(std::size_t node) const;
   pid_t pid(std::size_t node) const { return nodes_[node].pid; }
 
-  /// Starts the process and waits until it answers; throws with the end of its log if it does not.
-  void start(std::size_t node);
+  /// Starts the process, with `more` behind more_arguments, and waits until it answers; throws with
+  /// the end of its log if it does not.
+  void start(std::size_t node, const std::vector<std::string>& more = {});
   void start_all();
   void kill(std::size_t node, int signal);  ///< and waits for its end, unless SIGSTOP or SIGCONT
   /// SIGTERM. Returns its exit code, or -1 if it had to be killed after `patience`.

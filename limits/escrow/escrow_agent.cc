@@ -58,14 +58,14 @@ void EscrowAgent::rules_changed() {
 
 // Incarnations.
 
-void EscrowAgent::begin(bool disk, Nanos time_floor, Nanos now) {
+void EscrowAgent::begin(bool disk, Nanos time_floor, bool set_back, Nanos now) {
   grant_state_ = {};
   grant_state_.ahead = kFenceSkews * replica_.options().max_skew;
   grant_state_.disk = disk;
   began_ = now_ = now;
   time_floor_ = time_floor;
   may_take_over_ = disk;
-  quick_ = disk && now <= time_floor;
+  quick_ = disk && now <= time_floor && !set_back;
   register_incarnation(now);
 }
 
@@ -133,6 +133,12 @@ void EscrowAgent::update_succession() {
   // What earlier incarnations used must be known before it is counted on what they had.
   if (enabled_) refresh();
   publish();
+}
+
+/// Of a lost window it is not known what earlier incarnations used, so nothing of theirs is left.
+crdt::Succession EscrowAgent::succession_in(const crdt::Epoch& epoch) const {
+  if (!replica_.options().lost.has(epoch)) return succession_;
+  return {{replica_.incarnation()}, kNever};
 }
 
 void EscrowAgent::publish() {
@@ -282,10 +288,10 @@ std::uint64_t EscrowAgent::absorb(const crdt::Cell& cell) {
     if (slot.id.birth == crdt::kUsedRow) used += slot.value;
   }
   EscrowOthers others;
-  others.holding =
-      crdt::holding_of(rest, succession_, [this](const crdt::Incarnation& incarnation) {
-        return is_incarnation_of(incarnation, self());
-      });
+  others.holding = crdt::holding_of(rest, succession_in(cell.id.epoch),
+                                    [this](const crdt::Incarnation& incarnation) {
+                                      return is_incarnation_of(incarnation, self());
+                                    });
   others.used_by_peers = saturated(used);
   std::optional<std::uint64_t> absorbed = side_.absorb_rows(cell.id, others);
   if (absorbed) {

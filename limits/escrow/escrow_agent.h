@@ -54,8 +54,9 @@ class EscrowAgent {
   EscrowAgent(EscrowAgentOptions options, crdt::Replica& replica, Limiter& limiter);
 
   /// After Replica::restore. `disk`: the replica has one. `time_floor`: no earlier incarnation on
-  /// it used a later time.
-  void begin(bool disk, Nanos time_floor, Nanos now);
+  /// it used a later time, unless the clock was set back since. In windows that are lost
+  /// (ReplicaOptions::lost) nothing that earlier incarnations had is taken over.
+  void begin(bool disk, Nanos time_floor, bool set_back, Nanos now);
   /// The replica goes on under another incarnation, after Limiter::rebase. It takes over nothing.
   /// With `stopped` the disk has failed, and nothing is spent any more.
   void reset(bool stopped, Nanos now);
@@ -112,6 +113,7 @@ class EscrowAgent {
   void write_fence(Nanos now);
   void write_row(std::uint64_t row, std::uint64_t value, Nanos now);
   void update_succession();
+  crdt::Succession succession_in(const crdt::Epoch& epoch) const;
   void refresh();
   std::uint64_t absorb(const crdt::Cell& cell);
   void publish();

@@ -73,7 +73,7 @@ struct Node {
     limiter = std::make_unique<Limiter>(std::move(rules), limiter_options);
     agent = std::make_unique<EscrowAgent>(EscrowAgentOptions{two_shares()}, *replica, *limiter);
     replica->restore(disk, now);
-    agent->begin(true, time_floor, now);
+    agent->begin(true, time_floor, false, now);
     replica->peer_up(0, peer_incarnation, now);
     pump();
   }

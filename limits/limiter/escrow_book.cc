@@ -16,6 +16,7 @@ EscrowBook::EscrowBook(const LimiterOptions& options)
     : replicated_(options.replicated),
       shares_(options.shares),
       self_(options.self),
+      lost_(options.lost),
       incarnation_(options.incarnation) {}
 
 void EscrowBook::set_grant_state(const EscrowGrantState& state) {
@@ -29,7 +30,7 @@ void EscrowBook::set_grant_state(const EscrowGrantState& state) {
 
 bool EscrowBook::takes_share(const crdt::Epoch& epoch) const {
   return open_.load(std::memory_order_relaxed) &&
-         epoch.start > fence_time_.load(std::memory_order_relaxed);
+         epoch.start > fence_time_.load(std::memory_order_relaxed) && !lost_.has(epoch);
 }
 
 EscrowCell& EscrowBook::place(const CompiledRule& compiled, const SeriesId& id,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -174,6 +175,7 @@ class EscrowBook {
   const bool replicated_;
   const std::shared_ptr<const crdt::ShareTable> shares_;  // null: every limit is this node's
   const crdt::Member self_;
+  const crdt::LostWindows lost_;
   crdt::Incarnation incarnation_;
   // EscrowGrantState.
   std::atomic<bool> open_{true};

@@ -36,7 +36,7 @@ std::uint64_t EscrowBook::share_of(const EscrowBucketShape& shape, const SeriesI
 std::uint64_t EscrowBook::part_of(const EscrowBucketShape& shape, const SeriesId& id,
                                   EscrowBucket& bucket, EscrowCell* cell,
                                   const crdt::Epoch& period) const {
-  bool own = period.start > fence_time_.load(std::memory_order_relaxed);
+  bool own = period.start > fence_time_.load(std::memory_order_relaxed) && !lost_.has(period);
   if (cell == nullptr) return own ? share_of(shape, id, bucket, period.start) : 0;
   cell->share = share_of(shape, id, bucket, period.start);
   crdt::Int128 left = cell->left(own);
@@ -49,10 +49,21 @@ Nanos EscrowBook::same_until(const SeriesId& id, const Series* series, const Esc
                              Nanos now) const {
   Nanos until = kNever;
   Nanos from = fence_time_.load(std::memory_order_relaxed);
-  if (period_at(id, now).start <= from) {
+  const crdt::Epoch period = period_at(id, now);
+  if (period.start <= from) {
     if (from < kMaxTime) until = period_from(id, from + 1).start;
-  } else if (bucket.share_until < kMaxTime) {
+  } else if (!lost_.has(period) && bucket.share_until < kMaxTime) {
     until = period_from(id, bucket.share_until).start;
+  }
+  auto edge = [&](Nanos instant) {
+    for (Nanos start : {period_at(id, instant).start, period_after(id, instant).start}) {
+      if (start > now) until = std::min(until, start);
+    }
+  };
+  if (lost_.any()) edge(lost_.ended);
+  for (const crdt::TimeRange& range : lost_.lived) {
+    edge(range.from);
+    edge(range.to);
   }
   if (series == nullptr) return until;
   for (const EscrowCell& cell : series->escrow) {

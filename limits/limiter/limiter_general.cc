@@ -81,6 +81,11 @@ bool Limiter::Impl::decide_locked(std::span<Item> items, Nanos now, Decision& ou
     item.degraded = false;
     if (compiled.escrow && escrow.stopped()) {
       deny_degraded(item);
+    } else if (Nanos until = compiled.may_have_lost ? lost_until(compiled, item, now) : 0;
+               until > now) [[unlikely]] {
+      deny_degraded(item);
+      item.verdict.remaining = 0;
+      item.verdict.retry_after = until - now;
     } else if (compiled.escrow && escrow.shared() && !item.demand_counted) {
       Series* series = general_form(item.entry);
       escrow.count_demand(compiled, item.id, item.window, series, item.cost, item.verdict, now);

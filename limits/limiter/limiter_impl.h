@@ -77,7 +77,7 @@ struct Limiter::Impl {
         ids(given.hash_key, given.max_request_ids, given.request_id_ttl),
         reservations(given.max_tickets),
         escrow(given),
-        rules(std::move(first), given.hash_key, given.replicated) {}
+        rules(std::move(first), given.hash_key, given.replicated, given.lost.any()) {}
 
   RulesInForce::Use use(const Local& work) { return rules.use(work.stripe); }
 
@@ -94,6 +94,8 @@ struct Limiter::Impl {
                                                      : table.rule(entry));
   }
   Verdict evaluate(const CompiledRule& compiled, const Item& item, std::uint64_t cost, Nanos now);
+  /// Until when counts may be missing that this decision would go by; `now` or earlier: none are.
+  Nanos lost_until(const CompiledRule& compiled, const Item& item, Nanos now) const;
 
   /// Verdict::reset once the cost has been consumed. `before` is the same from before.
   Nanos reset_after(const CompiledRule& compiled, const Item& item, Nanos before, Nanos now);

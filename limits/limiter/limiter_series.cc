@@ -104,6 +104,19 @@ Verdict Limiter::Impl::evaluate(const CompiledRule& compiled, const Item& item, 
                          [&](std::int64_t index) { return series->count(shape.epoch(index)); });
 }
 
+Nanos Limiter::Impl::lost_until(const CompiledRule& compiled, const Item& item, Nanos now) const {
+  const crdt::LostWindows& lost = options.lost;
+  if (compiled.bucket_cell) return lost.until(now, compiled.bucket.fill_time());
+  if (compiled.log) return lost.until(now, compiled.rule->window);
+  Nanos until = 0;
+  const WindowShape& shape = item.window.shape;
+  for (std::int64_t back = 0; back <= shape.previous; ++back) {
+    const crdt::Epoch epoch = shape.epoch(item.window.index - back);
+    if (lost.has(epoch)) until = std::max(until, epoch.expiry);
+  }
+  return until;
+}
+
 Nanos Limiter::Impl::reset_after(const CompiledRule& compiled, const Item& item, Nanos before,
                                  Nanos now) {
   if (compiled.bucket_cell || compiled.log) return evaluate(compiled, item, 0, now).reset;

@@ -100,6 +100,7 @@ struct CompiledRule {
   bool small = false;          // its series mostly are in a small form, see decide_alone()
   bool small_windows = false;  // two windows are enough for Form::window
   bool escrow = false;
+  bool may_have_lost = false;  // it denies where counts may be missing: LimiterOptions::lost
   std::uint64_t reserve = 0;   // durability reserve: kept ahead of what is used
   SeriesId name;               // of an escrow rule, alike on all nodes
   bool plain_windows = false;  // and all are of one length, the older one weighted

@@ -19,9 +19,10 @@ void add(RuleCounters& sum, const RuleCounters& more) {
 }  // namespace
 
 RulesInForce::RulesInForce(std::shared_ptr<const RuleSet> rules, const HashKey& key,
-                           bool replicated)
+                           bool replicated, bool lost)
     : hash_(key),
       replicated_(replicated),
+      lost_(lost),
       programs_(number_program(prepare(std::move(rules)), 1)) {}
 
 SeriesId RulesInForce::identity_of(const Rule& rule) const {
@@ -40,6 +41,8 @@ std::unique_ptr<Program> RulesInForce::prepare(std::shared_ptr<const RuleSet> ru
     CompiledRule compiled = compile(rule, 0, id);
     compiled.index = index;
     compiled.commit = compiled.commit && replicated_;
+    compiled.may_have_lost = lost_ && !compiled.escrow && rule.on_failure == OnFailure::closed;
+    compiled.small = compiled.small && !compiled.may_have_lost;
     if (compiled.escrow) {
       compiled.name = hash_with(hash_, "name of " + weir::identity(rule));
       program->by_name.emplace(compiled.name, index);

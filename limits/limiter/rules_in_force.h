@@ -38,8 +38,10 @@ class RulesInForce {
   /// At so many numbers of rules that are no longer in force, reload() looks which still matter.
   static constexpr std::size_t kManyNumbers = 1024;
 
-  /// With `replicated`, answers of `commit` rules wait for the disk. The first version is 1.
-  RulesInForce(std::shared_ptr<const RuleSet> rules, const HashKey& key, bool replicated);
+  /// With `replicated`, answers of `commit` rules wait for the disk. `lost`: there are windows of
+  /// which counts may be missing. The first version is 1.
+  RulesInForce(std::shared_ptr<const RuleSet> rules, const HashKey& key, bool replicated,
+               bool lost = false);
 
   /// What use() gives, if that costs nothing: see Published.
   [[gnu::always_inline]] const Program* kept(std::size_t stripe) const {
@@ -90,6 +92,7 @@ class RulesInForce {
 
   const internal::KeyedHash hash_;
   const bool replicated_;
+  const bool lost_;
   mutable std::mutex mutex_;
   RuleNumbers numbers_;
   std::vector<std::shared_ptr<const RuleSet>> versions_;  // the newest is the last

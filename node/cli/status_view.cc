@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
@@ -46,6 +47,13 @@ std::string seconds(const Json& value) {
   const double length = value.get<double>();
   if (!(length >= 0 && length < kMaxSeconds)) return kMissing;
   return short_duration(static_cast<Nanos>(length * static_cast<double>(kSecond)));
+}
+
+/// "+3.02s": how far a clock is ahead.
+std::string ahead(const Json& value) {
+  if (!value.is_number()) return kMissing;
+  const double length = value.get<double>();
+  return fmt::format("{}{}", length < 0 ? "-" : "+", seconds(std::abs(length)));
 }
 
 std::string name_of(const Json& node) {
@@ -117,6 +125,7 @@ void add_peers(Table& table, const std::string& node, const Json& status) {
     const Json& error = field(peer, "last_error");
     table.add({node, name_of(peer), text(peer, "up"), text(peer, "unacked"),
                seconds(field(peer, "caught_up_s")), text(peer, "agrees"),
+               ahead(field(peer, "clock_ahead_s")),
                field(peer, "up") == true || !error.is_string() ? "" : text(error)});
   }
 }
@@ -132,8 +141,8 @@ std::string status_text(std::span<const NodeAnswer> answers) {
                Align::left, Align::left});
   rules.add({"domain", "rule", "node", "allowed", "denied", "degraded", "limit", "algorithm"});
   Table peers({Align::left, Align::left, Align::left, Align::right, Align::right, Align::left,
-               Align::left});
-  peers.add({"node", "peer", "up", "unacked", "lag", "agrees", "error"});
+               Align::right, Align::left});
+  peers.add({"node", "peer", "up", "unacked", "lag", "agrees", "its clock", "error"});
   std::string failures;
   for (const NodeAnswer& answer : answers) {
     std::string error;
@@ -149,6 +158,9 @@ std::string status_text(std::span<const NodeAnswer> answers) {
                text(*status, "series"), text(*status, "cells"), peers_of(*status),
                storage_of(*status), text(field(*status, "counters"), "alarms"),
                longest_turn_of(*status)});
+    const Json& wrong = field(field(*status, "clock"), "wrong");
+    if (wrong.is_string() && !wrong.get<std::string>().empty())
+      failures += fmt::format("{}: {}\n", name, text(wrong));
     add_rules(rules, name, *status);
     add_peers(peers, name, *status);
   }

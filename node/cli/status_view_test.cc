@@ -19,7 +19,8 @@ const char* const kEu = R"({"region":"eu","node":"eu-1","version":"0.1.0","uptim
   "storage":{"mode":"lmdb","ok":true,"failure":"","commits":9,"backlog":0,"last_commit_us":840},
   "rules":[{"domain":"api","name":"per-key","algorithm":"fixed_window","limit":1000,"window":"1m",
             "shadow":true,"allowed":12345,"denied":67,"degraded":8}],
-  "peers":[{"region":"us","node":"us-1","up":true,"unacked":5,"caught_up_s":0.25,"agrees":true},
+  "peers":[{"region":"us","node":"us-1","up":true,"unacked":5,"caught_up_s":0.25,"agrees":true,
+            "clock_ahead_s":-2.5},
            {"region":"ap","node":"ap-1","up":false,"unacked":9,"agrees":false,
             "last_error":"connection refused"}],
   "counters":{"late":1,"future":2,"invalid":3,"alarms":4,"repaired":5}})";
@@ -44,7 +45,7 @@ TEST(StatusView, ShowsNodeRulesAndPeers) {
               AllOf(HasSubstr("per-key (shadow)"), HasSubstr("12,345"), HasSubstr("67"),
                     HasSubstr("1,000 per 1m"), HasSubstr("fixed_window")));
   EXPECT_THAT(line_with(text, "us/us-1"),
-              AllOf(HasSubstr("yes"), HasSubstr("5"), HasSubstr("250ms")));
+              AllOf(HasSubstr("yes"), HasSubstr("5"), HasSubstr("250ms"), HasSubstr("-2.5s")));
   EXPECT_THAT(line_with(text, "ap/ap-1"),
               AllOf(HasSubstr("no"), HasSubstr("9"), HasSubstr("connection refused")));
 }

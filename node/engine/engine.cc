@@ -15,6 +15,8 @@ constexpr std::size_t kDrainBatch = 2048;
 constexpr std::size_t kMostDrained = 4096;
 /// Between two passes of the sweep, for each series.
 constexpr Nanos kSweepPause = 4 * kMicrosecond;
+/// A wall clock that is too far behind is believed after so long: it may be about to jump again.
+constexpr Nanos kBehindFor = kSecond;
 /// Reservations that have timed out, settled in one pump.
 constexpr std::size_t kSettleBatch = 1024;
 
@@ -57,6 +59,14 @@ bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& e
   }
   time_ = recovered.time_floor;
   Nanos now = clock(wall);
+  was_set_back_ = recovered.set_back;
+  if (was_set_back_ > 0) {
+    events_.log("clock_set_back",
+                "the clock is " + std::to_string(was_set_back_ / kMillisecond) +
+                    " ms behind what it showed before: this node goes on from here, and spends "
+                    "nothing in windows of which counts may be missing");
+  }
+  options_.replica.lost = recovered.lost;
   options_.replica.incarnation = fresh;
   boot_ = crdt::to_string(fresh);
   replica_ = std::make_unique<crdt::Replica>(options_.replica, store_ == nullptr);
@@ -71,6 +81,7 @@ bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& e
   limiter.incarnation = fresh;
   limiter.shares = share_table(options_);
   limiter.self = options_.replica.self;
+  limiter.lost = recovered.lost;
   limiter_ = std::make_unique<Limiter>(options_.rules, limiter);
   EscrowAgentOptions escrow;
   escrow.shares = limiter.shares;
@@ -78,7 +89,7 @@ bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& e
   escrow.quiet = options_.replica.anti_entropy_interval * 6 / 5;
   escrow_ = std::make_unique<EscrowAgent>(std::move(escrow), *replica_, *limiter_);
   replica_->restore(recovered.state, now);
-  escrow_->begin(store_ != nullptr, recovered.time_floor, now);
+  escrow_->begin(store_ != nullptr, recovered.time_floor, recovered.set_back > 0, now);
   dispatch();
   return true;
 }
@@ -139,6 +150,15 @@ void Engine::reserve_time(Nanos wall) {
   if (!durable_ || wall + options_.time_ahead / 2 <= reserved_) return;
   reserved_ = wall + options_.time_ahead;
   store_->reserve_time(reserved_);
+}
+
+void Engine::watch_clock(Nanos wall, Nanos now) {
+  if (now - wall <= storage::kMostTimeWaits) {
+    behind_since_.reset();
+    return;
+  }
+  if (!behind_since_ || wall < *behind_since_) behind_since_ = wall;
+  set_back_ = wall - *behind_since_ >= kBehindFor;
 }
 
 void Engine::check(const Request& request, Nanos wall, Decision& out) {
@@ -215,6 +235,7 @@ Error Engine::shed(const Request& request, Nanos wall) {
 void Engine::pump(Nanos wall) {
   wall_ = wall;
   Nanos now = clock(wall);
+  watch_clock(wall, now);
   reserve_time(wall);
   if (renewing_ && (!durable_ || persisted_ >= last_write_)) renew(now);
   limiter_->settle_due(now, kSettleBatch);
@@ -421,7 +442,9 @@ std::uint64_t Engine::over_admission(std::uint32_t rule, Nanos wall) {
 }
 
 EngineStatus Engine::status() const {
-  return {durable_, failure_, holding_, unabsorbed_, reincarnations_, waiting_, shed_};
+  return {durable_,    failure_,        holding_,
+          unabsorbed_, reincarnations_, waiting_,
+          shed_,       was_set_back_,   replica_->early_cell_count()};
 }
 
 }  // namespace weir::node

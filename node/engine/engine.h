@@ -74,8 +74,10 @@ struct EngineStatus {
   bool holding = false;          ///< waiting for a slow disk
   std::uint64_t unabsorbed = 0;  ///< cells from peers that found no memory in the limiter
   std::uint64_t reincarnations = 0;
-  std::size_t waiting = 0;  ///< requests that wait for a commit
-  std::uint64_t shed = 0;   ///< requests turned away, as the disk is too slow for them
+  std::size_t waiting = 0;      ///< requests that wait for a commit
+  std::uint64_t shed = 0;       ///< requests turned away, as the disk is too slow for them
+  Nanos set_back = 0;           ///< by so much the clock had been set back at the start
+  std::size_t early_cells = 0;  ///< counts of a clock that was ahead, in windows that begin later
 };
 
 /// Limiter, replica and store as one node, without sockets, threads or a clock: the daemon drives
@@ -108,8 +110,13 @@ class Engine {
   void stop(Nanos wall);
 
   /// The node's time: max(wall, all earlier results), also across a restart, and never past the
-  /// ceiling that is on disk.
+  /// ceiling that is on disk. Only a start under a wall clock that is more than
+  /// storage::kMostTimeWaits behind puts it back, and logs clock_set_back.
   Nanos clock(Nanos wall);
+  /// The wall clock is so far behind the engine's, and has been for a second of it: time would
+  /// stand still until it has caught up. The driver is to stop the engine and to start another:
+  /// nothing else can tell what was counted by a clock that was wrong.
+  bool clock_set_back() const { return set_back_; }
 
   /// Decides. If the decision wants_commit the answer must wait: see when_durable().
   void check(const Request& request, Nanos wall, Decision& out);
@@ -190,6 +197,7 @@ class Engine {
     if (events_.step) events_.step(what);
   }
   void reserve_time(Nanos wall);
+  void watch_clock(Nanos wall, Nanos now);
   bool drain(Nanos now);
   void sweep(Nanos now);
   void dispatch();
@@ -210,6 +218,9 @@ class Engine {
   std::atomic<bool> durable_{false};
   std::atomic<bool> store_broke_{false};  // known to the store's thread before the driver's
   Nanos reserved_ = 0;
+  std::optional<Nanos> behind_since_;  // on the wall clock, which is too far behind
+  bool set_back_ = false;
+  Nanos was_set_back_ = 0;  // before the start
   Nanos next_sweep_ = 0;
   std::optional<Nanos> swept_;    // a pass has ended that began with this floor
   std::uint64_t generation_ = 1;  // of drains: what is decided now is in the one that ends next

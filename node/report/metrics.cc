@@ -216,6 +216,14 @@ std::string render_metrics(const NodeMetrics& metrics) {
   page.add({}, metrics.series);
   page.gauge("weir_series_limit", "Most series that may be held (max_series).");
   page.add({}, metrics.max_series);
+  page.gauge("weir_clock_ok",
+             "0 while this node's clock is more than max_skew off from most others, or stands "
+             "outside of the years 2020 to 2200.");
+  page.add({}, metrics.clock_ok ? 1.0 : 0.0);
+  page.gauge("weir_clock_set_back_seconds",
+             "By how much the clock had been set back when the node went on under a fresh "
+             "incarnation; 0 if it had not.");
+  page.add({}, metrics.clock_set_back_seconds);
   page.gauge("weir_cells", "Cells held by the replica.");
   page.add({}, metrics.cells);
 

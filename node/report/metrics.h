@@ -112,6 +112,8 @@ struct NodeMetrics {
   std::uint64_t series = 0;
   std::uint64_t max_series = 0;
   std::uint64_t cells = 0;
+  bool clock_ok = true;               ///< nothing is known to be wrong with the clock
+  double clock_set_back_seconds = 0;  ///< by so much, before the start
   RequestIdMetrics request_ids;
   TicketMetrics tickets;
   std::vector<TurnMetrics> turns;

@@ -92,6 +92,8 @@ NodeMetrics example() {
   metrics.series = 12;
   metrics.max_series = 1000;
   metrics.cells = 34;
+  metrics.clock_ok = false;
+  metrics.clock_set_back_seconds = 3600.5;
   metrics.request_ids = {35, 36, 37};
   metrics.tickets = {38, 39, 40};
   metrics.turns = {{"sweep", 0.0041}, {"turn", 0.0052}};
@@ -114,6 +116,8 @@ TEST(Metrics, RendersEveryFigure) {
       {"weir_series", 12},
       {"weir_series_limit", 1000},
       {"weir_cells", 34},
+      {"weir_clock_ok", 0},
+      {"weir_clock_set_back_seconds", 3600.5},
       {"weir_request_ids", 35},
       {"weir_request_ids_repeated_total", 36},
       {"weir_request_ids_evicted_total", 37},

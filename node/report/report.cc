@@ -148,6 +148,12 @@ void collect_rules(Engine& engine, Nanos wall, NodeMetrics& out) {
   }
 }
 
+json clock_json(const EngineStatus& status, const ClockWatch& clock) {
+  return {{"wrong", clock.wrong()},
+          {"set_back_s", seconds(status.set_back)},
+          {"early_cells", status.early_cells}};
+}
+
 json peers_json(const crdt::Replica& replica, const rpc::PeerNetwork* peers, Nanos now) {
   json out = json::array();
   const std::vector<crdt::PeerStatus> links = replica.peers();
@@ -160,6 +166,7 @@ json peers_json(const crdt::Replica& replica, const rpc::PeerNetwork* peers, Nan
         {"last_error", session.last_error}};
     if (link.caught_up_at != 0) peer["caught_up_s"] = seconds_since(link.caught_up_at, now);
     if (link.heard_at != 0) peer["heard_s"] = seconds_since(link.heard_at, now);
+    if (session.skew) peer["clock_ahead_s"] = seconds(*session.skew);
     out.push_back(std::move(peer));
   }
   return out;
@@ -200,7 +207,8 @@ void NodeReport::status_json(Text done) {
            {"waiting_for_commit", status.waiting},
            {"shed", status.shed},
            {"unabsorbed", status.unabsorbed},
-           {"reincarnations", status.reincarnations}};
+           {"reincarnations", status.reincarnations},
+           {"clock", clock_json(status, from_.clock)}};
   const Forwarder* forwarder = from_.coordinator.forwarder();
   out["escrow"] = escrow_json(engine.escrow(), forwarder);
   out["loop"] = loop_json(from_.turns);
@@ -260,6 +268,8 @@ NodeMetrics NodeReport::collect() {
   out.series = engine.limiter().series_count();
   out.max_series = from_.config.max_series;
   out.cells = engine.replica().cell_count();
+  out.clock_ok = from_.clock.wrong().empty();
+  out.clock_set_back_seconds = seconds(engine.status().set_back);
   const RulesStatus& file = from_.control.status();
   out.rules_file = {file.version, seconds(file.since), file.reloads, file.refused,
                     file.last_error.empty()};
@@ -297,7 +307,9 @@ void NodeReport::collect_peers(NodeMetrics& out, Nanos now) {
     peer.up = static_cast<bool>(status[i].incarnation);
     peer.unacked = status[i].unacked;
     if (status[i].caught_up_at != 0) peer.lag = seconds_since(status[i].caught_up_at, now);
-    peer.dropped_messages = from_.peers->status(i).dropped;
+    const rpc::LinkStatus link = from_.peers->status(i);
+    peer.dropped_messages = link.dropped;
+    if (link.skew) peer.skew = seconds(*link.skew);
     out.peers.push_back(std::move(peer));
   }
 }
@@ -331,9 +343,12 @@ bool NodeReport::healthy(std::string& why) {
 }
 
 bool NodeReport::ready(std::string& why) {
-  if (!from_.coordinator.state().stopping) return true;
-  why = "stopping";
-  return false;
+  if (from_.coordinator.state().stopping) {
+    why = "stopping";
+  } else {
+    why = from_.clock.wrong();
+  }
+  return why.empty();
 }
 
 }  // namespace weir::node

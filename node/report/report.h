@@ -7,6 +7,7 @@
 #include <weir/node/config.h>
 #include <weir/node/control/rules_control.h>
 #include <weir/node/engine/engine.h>
+#include <weir/node/report/clock_watch.h>
 #include <weir/node/report/metrics.h>
 #include <weir/node/service/coordinator.h>
 #include <weir/node/service/service.h>
@@ -29,6 +30,7 @@ class NodeReport final : public Operations {
     const RulesControl& control;
     const storage::Store* store = nullptr;    ///< null: in memory only
     const rpc::PeerNetwork* peers = nullptr;  ///< null: there are none
+    const ClockWatch& clock;
     std::function<Nanos()> wall;
     unsigned threads = 1;
     const rpc::TurnMeter& turns;  ///< of the main loop

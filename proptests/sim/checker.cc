@@ -119,13 +119,27 @@ void Checker::booted(std::uint32_t node, bool durable) {
   process.floor = replica(node).floor();
   Memory& memory = memories_[node];
   process.time = nodes[node].engine->clock(0);
-  if (process.time < memory.time) {
+  const bool set_back = nodes[node].engine->status().set_back > 0;
+  const crdt::LostWindows& lost = replica(node).options().lost;
+  // What a clock that was ahead took for over, or has counted in later windows and buckets.
+  const Nanos max_skew = replica(node).options().max_skew;
+  auto left_behind = [&](const crdt::CellId& id) {
+    if (id.is_bucket()) {
+      auto stored = nodes[node].disk->image.cells.find(id);
+      return set_back || (stored != nodes[node].disk->image.cells.end() &&
+                          stored->second.bucket.touched > process.time + max_skew);
+    }
+    return (set_back && lost.has(id.epoch)) || id.epoch.start > process.time + 10 * max_skew;
+  };
+  if (process.time < memory.time && !set_back) {
     fail(11, node,
          fmt::format("after a restart the time is {}ns behind an earlier decision",
                      memory.time - process.time));
   }
-  std::erase_if(memory.promised,
-                [&](const auto& entry) { return entry.second.expiry <= process.floor; });
+  if (set_back) memory.time = process.time;
+  std::erase_if(memory.promised, [&](const auto& entry) {
+    return entry.second.expiry <= process.floor || left_behind(entry.first.first);
+  });
   for (const auto& [key, promise] : memory.promised) {
     const std::optional<crdt::Cell> cell = replica(node).find(key.first);
     std::uint64_t held = !cell ? 0 : cell->value_of(key.second);
@@ -138,7 +152,7 @@ void Checker::booted(std::uint32_t node, bool durable) {
     for (const auto& [id, cell] : memory.at_stop) {
       bool gone = id.is_bucket() ? cell.bucket.expiry <= process.floor
                                  : crdt::generation_of(id.epoch).end() <= process.floor;
-      if (gone) continue;
+      if (gone || left_behind(id)) continue;
       const std::optional<crdt::Cell> held = replica(node).find(id);
       std::uint64_t total = !held ? 0 : held->total();
       // What is kept in reserve may have been handed over by the stop itself.
@@ -1062,6 +1076,7 @@ void Checker::at_rest(const std::vector<std::vector<bool>>& linked, bool same_ru
   // Equal states and equal times: every peek is answered alike.
   Nanos then = latest_time() + kMillisecond;
   std::set<crdt::SeriesId> seen;
+  auto lost = [&](std::uint32_t n) { return replica(n).options().lost.any(); };
   for (std::uint32_t u = 0; u < 40; ++u) {
     std::string user = fmt::format("u{}", u);
     std::string path = fmt::format("/p{}", u % 6);
@@ -1075,10 +1090,12 @@ void Checker::at_rest(const std::vector<std::vector<bool>>& linked, bool same_ru
       nodes[n].engine->limiter().check(request, then, other);
       for (std::size_t i = 0; i < first.statuses.size(); ++i) {
         const Rule& rule = nodes[n].engine->limiter().rules()->rules()[first.statuses[i].rule];
-        // Rights are each node's own; and of a reserve others know what is ahead.
+        // Rights are each node's own; and of a reserve others know what is ahead. One whose clock
+        // was set back denies where it may have lost counts.
         if (rule.enforcement == Enforcement::escrow || rule.durability == Durability::reserve) {
           continue;
         }
+        if (rule.on_failure == OnFailure::closed && (lost(0) || lost(n))) continue;
         if (other.statuses[i].remaining == first.statuses[i].remaining &&
             other.statuses[i].allowed == first.statuses[i].allowed) {
           continue;

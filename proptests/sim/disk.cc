@@ -11,6 +11,7 @@
 namespace weir::sim {
 namespace {
 
+constexpr Nanos kMaxSkew = kSecond;  // of every node, see ReplicaOptions
 constexpr Nanos kLongestCommit = 4 * kSecond;
 
 bool over(const crdt::Cell& cell, Nanos floor) {
@@ -86,6 +87,7 @@ storage::Recovered Image::recovered() const {
   for (const auto& [id, cell] : cells) out.state.cells.push_back(cell);
   out.state.members = members;
   out.time_floor = ceiling;
+  out.lost = lost;
   out.incarnations = incarnations;
   out.clean = clean;
   return out;
@@ -106,16 +108,19 @@ bool SimStore::open(const crdt::Incarnation& fresh, Nanos now, storage::StoreEve
     return false;
   }
   out = image.recovered();
+  const Nanos latest = std::max(out.time_floor, now);
+  image.lived.reached(out.time_floor);
+  image.lived.take_set_back(now, kMaxSkew, out);
   if (disk_.backing) {
     storage::Recovered real;
     if (!disk_.backing->open(fresh, now, real, error)) return false;
     // When the real store forgets what is over is its own affair.
-    Nanos floor = std::max(out.time_floor, now) - kSecond;
+    Nanos floor = latest - kMaxSkew;
     real.state = live(std::move(real.state), floor);
     crdt::Delta held = live(out.state, floor);
     std::string missing = difference(image, held, real.state, floor);
     if (!missing.empty()) throw Violation{28, "the real store does not hold it: " + missing};
-    if (real.time_floor != out.time_floor || real.clean != out.clean) {
+    if (real.time_floor != out.time_floor || real.lost != out.lost || real.clean != out.clean) {
       throw Violation{11, "the real store lost the time floor or the manner of the last stop"};
     }
     // Of a bucket that was reset the real store may still have what had drained, or not: that
@@ -125,7 +130,9 @@ bool SimStore::open(const crdt::Incarnation& fresh, Nanos now, storage::StoreEve
   }
   image.incarnations.push_back(fresh);
   image.clean = false;
-  image.ceiling = std::max(image.ceiling, now);
+  image.ceiling = std::max(out.time_floor, now);
+  image.lived.reached(image.ceiling);
+  image.lost = out.lost;
   if (host_.sabotage == Sabotage::lost_clock) out.time_floor = 0;
   if (host_.sabotage == Sabotage::counted_twice) {
     for (crdt::Cell& cell : out.state.cells) {
@@ -194,7 +201,10 @@ void SimStore::hold(std::vector<crdt::Write> writes, Nanos ceiling) {
     host_.durable(write);
     counters_.records += write.delta.cells.size();
   }
-  disk_.image.ceiling = std::max(disk_.image.ceiling, ceiling);
+  if (ceiling > disk_.image.ceiling) {
+    disk_.image.ceiling = ceiling;
+    disk_.image.lived.reached(ceiling);
+  }
   ++counters_.commits;
 }
 

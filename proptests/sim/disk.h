@@ -10,6 +10,7 @@
 
 #include <weir/proptests/sim/random.h>
 #include <weir/storage/store.h>
+#include <weir/storage/time_lived.h>
 
 namespace weir::sim {
 
@@ -33,6 +34,8 @@ struct Image {
   std::map<crdt::Incarnation, crdt::Member> members;
   std::vector<crdt::Incarnation> incarnations;
   Nanos ceiling = 0;
+  crdt::LostWindows lost;
+  storage::TimeLived lived;
   bool clean = false;
   /// When the bucket of a slot was full again, as the last write that had the slot said. A store
   /// may forget it from then on, also if the bucket goes on with other slots.

@@ -147,7 +147,10 @@ std::int64_t pick_amount(Random& random, const Scenario& scenario, FaultKind kin
     case FaultKind::slow_link:
       return random.log_between(5, 100);
     case FaultKind::clock_jump: {
-      Nanos longest = random.chance(100) ? kHour : random.chance(300) ? kMinute : 3 * kSecond;
+      Nanos longest = random.chance(60)    ? 3650 * kDay
+                      : random.chance(100) ? kHour
+                      : random.chance(300) ? kMinute
+                                           : 3 * kSecond;
       Nanos jump = random.log_between(10 * kMillisecond, longest);
       return random.chance(500) ? jump : -jump;
     }

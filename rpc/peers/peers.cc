@@ -16,6 +16,7 @@
 #include <weir/rpc/peers/forward_queue.h>
 #include <weir/rpc/peers/forward_server.h>
 #include <weir/rpc/peers/handshake.h>
+#include <weir/rpc/peers/skew_filter.h>
 #include <weir/rpc/wire.h>
 
 namespace weir::rpc {
@@ -170,8 +171,10 @@ class PeerNetwork::Impl::LinkServer final : public schema::Link::Server {
     }));
   }
 
-  kj::Promise<void> ping(PingContext) override {
-    if (session_->net == nullptr) return KJ_EXCEPTION(DISCONNECTED, "this session is over");
+  kj::Promise<void> ping(PingContext context) override {
+    Impl* net = session_->net;
+    if (net == nullptr) return KJ_EXCEPTION(DISCONNECTED, "this session is over");
+    if (net->options.wall) context.getResults().setAtNs(net->options.wall());
     return kj::READY_NOW;
   }
 
@@ -321,6 +324,7 @@ class PeerNetwork::Impl::Outgoing {
     tally.incarnation = {};
     tally.in_flight = 0;
     tally.in_flight_bytes = 0;
+    tally.skew.reset();
     Impl& net = net_;
     ForwardQueue& asked = *net.asking[index_];
     asked.mute();
@@ -354,6 +358,7 @@ class PeerNetwork::Impl::Outgoing {
     bool current = true;
     bool muted = false;
     bool ping_in_flight = false;
+    SkewFilter skew;
     std::size_t in_flight = 0;
     std::size_t in_flight_bytes = 0;
   };
@@ -367,6 +372,7 @@ class PeerNetwork::Impl::Outgoing {
   kj::Promise<void> greeted(schema::Gate::Client gate, schema::Welcome::Reader welcome);
   void up(const crdt::Incarnation& incarnation, schema::Link::Client link);
   kj::Promise<void> keep_alive();
+  void ping();
   void failed(const kj::Exception& e);
 
   Impl& net_;
@@ -405,7 +411,10 @@ kj::Promise<void> PeerNetwork::Impl::Outgoing::attempt() {
         });
         auto session = timer()
                            .timeoutAfter(duration(net_.options.handshake_timeout), handshake())
-                           .then([this] { return keep_alive(); });
+                           .then([this] {
+                             ping();
+                             return keep_alive();
+                           });
         return session.exclusiveJoin(kj::mv(over));
       });
 }
@@ -496,15 +505,26 @@ kj::Promise<void> PeerNetwork::Impl::Outgoing::keep_alive() {
           return KJ_EXCEPTION(DISCONNECTED, "no answer for too long");
         }
         if (session_.get() == nullptr) return KJ_EXCEPTION(DISCONNECTED, "session is over");
-        if (!session_->ping_in_flight) {
-          session_->ping_in_flight = true;
-          auto& session = *session_;
-          net_.tasks.add(session.link.pingRequest().send().then(
-              [s = kj::addRef(session)](auto&&) mutable { s->ping_in_flight = false; },
-              [](kj::Exception&&) {}));
-        }
+        ping();
         return keep_alive();
       });
+}
+
+void PeerNetwork::Impl::Outgoing::ping() {
+  if (session_->ping_in_flight) return;
+  session_->ping_in_flight = true;
+  const kj::TimePoint asked = kj::systemPreciseMonotonicClock().now();
+  auto answered = [this, s = kj::addRef(*session_), asked](auto&& response) mutable {
+    s->ping_in_flight = false;
+    if (!s->current || !net_.options.wall || response.getAtNs() == 0) return;
+    const Nanos took = (kj::systemPreciseMonotonicClock().now() - asked) / kj::NANOSECONDS;
+    s->skew.add(net_.options.wall(), took, response.getAtNs());
+    LinkStatus& tally = net_.counters[index_];
+    tally.skew = s->skew.skew()->ahead;
+    tally.skew_error = s->skew.skew()->error;
+  };
+  net_.tasks.add(
+      session_->link.pingRequest().send().then(kj::mv(answered), [](kj::Exception&&) {}));
 }
 
 void PeerNetwork::Impl::Outgoing::failed(const kj::Exception& e) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,7 @@ struct PeerOptions {
   std::string secret;              ///< shared by the cluster; whoever knows it is a member
   std::string listen;              ///< "127.0.0.1:7400"; port 0 takes a free one
   std::vector<PeerAddress> peers;  ///< crdt::PeerIndex is the index in here
+  std::function<Nanos()> wall;     ///< the wall clock that peers are told; may be empty
   Nanos connect_timeout = 2 * kSecond;
   Nanos handshake_timeout = 5 * kSecond;
   Nanos backoff_min = 100 * kMillisecond;
@@ -101,6 +103,10 @@ struct LinkStatus {
   std::size_t in_flight = 0;
   std::size_t in_flight_bytes = 0;
   std::string last_error;  ///< of the outgoing side
+  /// How far the peer's wall clock is ahead of PeerOptions::wall, by the quickest of the last few
+  /// pings of this session: right to within half of the time that it took (`skew_error`).
+  std::optional<Nanos> skew;
+  Nanos skew_error = 0;
 
   std::uint64_t asked = 0;       ///< requests sent (PeerNetwork::ask)
   std::uint64_t ask_unsent = 0;  ///< failed without being sent
