@@ -193,12 +193,12 @@ LAW(54,
     "it, and what is merged by no more than a limit each time",
     "a leap of seconds", "a leap of years", "a start while the clock is ahead",
     "a start after it was set back", "set back while it runs", "counts in windows to come",
-    "a window that began before and ends later") {
+    "windows to come have come", "a window that began before and ends later") {
   const Nanos window = *one_of<Nanos>({2 * kSecond, 10 * kSecond, kHour, 30 * kDay}).as("window");
   ClockedNode node(window);
   bool ahead = false;
   for (int step = *between(1, 14).as("steps"); step > 0; --step) {
-    switch (*choice(9)) {
+    switch (*choice(11)) {
       case 0:
       case 1: {
         const std::string key = *one_of<std::string>({"a", "b"});
@@ -224,6 +224,29 @@ LAW(54,
         reached("a start after it was set back", node.behind() > storage::kMostTimeWaits);
         node.restart(*chance(50));
         break;
+      case 6:
+      case 7: {
+        // Ahead for a while, after which everything is as it was.
+        const std::string kind = *one_of(kinds());
+        const Nanos leap = *one_of<Nanos>({3 * kSecond, kMinute, kHour, 20 * kDay});
+        node.ask(kind, "a", *between<std::uint64_t>(1, kLimit));
+        node.wall += leap;
+        if (*chance(50)) node.restart(*chance(50));
+        node.pass(*between<Nanos>(1, 40) * kTick);
+        node.ask(kind, "a", *between<std::uint64_t>(1, kLimit));
+        node.wall -= leap;
+        if (*chance(50)) node.restart(*chance(50));
+        node.pass(*between<Nanos>(1, 40) * kTick);
+        node.ask(kind, "a", 2 * kLimit);
+        reached("counts in windows to come", node.early());
+        if (leap <= kMinute) {
+          const bool early = node.early();
+          node.pass(leap);
+          node.ask(kind, "a", 2 * kLimit);
+          reached("windows to come have come", early);
+        }
+        break;
+      }
       default: {
         const std::uint64_t before = node.set_back;
         const Nanos late = node.behind();
