@@ -301,6 +301,8 @@ class Node {
     options.replica.self = {"eu", "node-1"};
     options.replica.peers = {{"us", "node-2"}};
     options.rules = rules_;
+    // Time leaps here, and real disks take real time: that is no stall.
+    options.max_time_wait = kDay;
     options.fresh_incarnation = [this] {
       crdt::Incarnation fresh = fresh_incarnation();
       fresh_.insert(fresh);

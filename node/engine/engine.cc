@@ -17,6 +17,9 @@ constexpr std::size_t kMostDrained = 4096;
 constexpr Nanos kSweepPause = 4 * kMicrosecond;
 /// A wall clock that is too far behind is believed after so long: it may be about to jump again.
 constexpr Nanos kBehindFor = kSecond;
+/// More than this between two pumps is the clock's leap, or a loop that was busy: no fault of the
+/// disk.
+constexpr Nanos kLongestPump = 100 * kMillisecond;
 /// Reservations that have timed out, settled in one pump.
 constexpr std::size_t kSettleBatch = 1024;
 
@@ -137,7 +140,8 @@ void Engine::stop(Nanos wall) {
 }
 
 Nanos Engine::clock(Nanos wall) {
-  wall = std::min(wall, ceiling_.load(std::memory_order_relaxed));
+  if (!stalled_.load(std::memory_order_relaxed)) [[likely]]
+    wall = std::min(wall, ceiling_.load(std::memory_order_relaxed));
   Nanos seen = time_.load(std::memory_order_relaxed);
   while (wall > seen) {
     if (time_.compare_exchange_weak(seen, wall, std::memory_order_relaxed)) return wall;
@@ -159,6 +163,15 @@ void Engine::watch_clock(Nanos wall, Nanos now) {
   }
   if (!behind_since_ || wall < *behind_since_) behind_since_ = wall;
   set_back_ = wall - *behind_since_ >= kBehindFor;
+}
+
+/// What needs no disk must not wait for it. What does need it has its time on the disk all the
+/// same: a ceiling above it was asked for before it was handed over, and is committed with it at
+/// the latest. So an answer that waited, and whatever a peer sees, are of times that outlive a
+/// crash.
+void Engine::watch_disk(Nanos passed) {
+  time_stood_ = durable_ && ceiling_ < wall_ ? time_stood_ + passed : 0;
+  stalled_ = time_stood_ >= options_.max_time_wait;
 }
 
 void Engine::check(const Request& request, Nanos wall, Decision& out) {
@@ -233,10 +246,11 @@ Error Engine::shed(const Request& request, Nanos wall) {
 }
 
 void Engine::pump(Nanos wall) {
-  wall_ = wall;
+  const Nanos passed = std::clamp<Nanos>(wall - std::exchange(wall_, wall), 0, kLongestPump);
+  reserve_time(wall);
+  watch_disk(passed);
   Nanos now = clock(wall);
   watch_clock(wall, now);
-  reserve_time(wall);
   if (renewing_ && (!durable_ || persisted_ >= last_write_)) renew(now);
   limiter_->settle_due(now, kSettleBatch);
   holding_ = durable_ && (renewing_ || store_->backlog() >= options_.max_backlog);
@@ -443,8 +457,9 @@ std::uint64_t Engine::over_admission(std::uint32_t rule, Nanos wall) {
 
 EngineStatus Engine::status() const {
   return {durable_,    failure_,        holding_,
-          unabsorbed_, reincarnations_, waiting_,
-          shed_,       was_set_back_,   replica_->early_cell_count()};
+          stalled_,    unabsorbed_,     reincarnations_,
+          waiting_,    shed_,           was_set_back_,
+          replica_->early_cell_count()};
 }
 
 }  // namespace weir::node

@@ -40,6 +40,8 @@ struct EngineOptions {
   /// so it may stand still for this long; it also stands still while the disk makes no ceiling
   /// durable for longer than half of this.
   Nanos time_ahead = kSecond;
+  /// Then the disk has stalled: time goes on without it.
+  Nanos max_time_wait = kSecond / 2;
   /// Uncommitted writes at which the engine stops handing over more: the limiter keeps the totals,
   /// so a disk that is slow costs no memory.
   std::uint64_t max_backlog = 64;
@@ -72,6 +74,7 @@ struct EngineStatus {
   bool durable = false;          ///< a store is open and has not failed
   std::string storage_failure;   ///< why it has
   bool holding = false;          ///< waiting for a slow disk
+  bool stalled = false;          ///< the disk is so slow that time goes on without it
   std::uint64_t unabsorbed = 0;  ///< cells from peers that found no memory in the limiter
   std::uint64_t reincarnations = 0;
   std::size_t waiting = 0;      ///< requests that wait for a commit
@@ -109,9 +112,10 @@ class Engine {
   /// when_durable(), for what was decided before and crosses threads meanwhile: it tells at once.
   void stop(Nanos wall);
 
-  /// The node's time: max(wall, all earlier results), also across a restart, and never past the
-  /// ceiling that is on disk. Only a start under a wall clock that is more than
-  /// storage::kMostTimeWaits behind puts it back, and logs clock_set_back.
+  /// The node's time: max(wall, all earlier results), and never past the ceiling that is on disk,
+  /// unless the disk has stalled. So no restart takes it to before anything that is durable, but one
+  /// under a wall clock that is more than storage::kMostTimeWaits behind, which puts it back and
+  /// logs clock_set_back.
   Nanos clock(Nanos wall);
   /// The wall clock is so far behind the engine's, and has been for a second of it: time would
   /// stand still until it has caught up. The driver is to stop the engine and to start another:
@@ -198,6 +202,7 @@ class Engine {
   }
   void reserve_time(Nanos wall);
   void watch_clock(Nanos wall, Nanos now);
+  void watch_disk(Nanos passed);
   bool drain(Nanos now);
   void sweep(Nanos now);
   void dispatch();
@@ -215,12 +220,14 @@ class Engine {
   std::string boot_;  // in names of tickets; stays when the incarnation changes
   std::atomic<Nanos> time_{0};
   std::atomic<Nanos> ceiling_{kNever};  // durable; raised by the store's thread
+  std::atomic<bool> stalled_{false};    // the ceiling does not hold time
   std::atomic<bool> durable_{false};
   std::atomic<bool> store_broke_{false};  // known to the store's thread before the driver's
   Nanos reserved_ = 0;
   std::optional<Nanos> behind_since_;  // on the wall clock, which is too far behind
   bool set_back_ = false;
   Nanos was_set_back_ = 0;  // before the start
+  Nanos time_stood_ = 0;  // at the ceiling
   Nanos next_sweep_ = 0;
   std::optional<Nanos> swept_;    // a pass has ended that began with this floor
   std::uint64_t generation_ = 1;  // of drains: what is decided now is in the one that ends next

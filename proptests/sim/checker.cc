@@ -668,8 +668,10 @@ void Checker::decided(std::uint32_t node, const Request& request, const Decision
                       Nanos now) {
   ++decisions_;
   watch_time(node);
-  // Without a disk nothing can be kept for the next process.
-  if (!processes_[node].failed) memories_[node].time = std::max(memories_[node].time, now);
+  // What the disk does not know cannot be kept for the next process.
+  if (!processes_[node].failed && now <= nodes[node].disk->image.ceiling) {
+    memories_[node].time = std::max(memories_[node].time, now);
+  }
   std::shared_ptr<const RuleSet> rules = nodes[node].engine->limiter().rules();
   bool all = true;
   for (const RuleStatus& status : decision.statuses) {
@@ -701,6 +703,7 @@ std::uint64_t Checker::asked(std::uint32_t node) {
   Process& process = processes_[node];
   Waiting waiting;
   waiting.number = ++number_;
+  waiting.time = process.time;
   waiting.totals.assign(process.recent.begin(), process.recent.end());
   process.recent.clear();
   waiting.escrow = std::exchange(process.escrow, {});
@@ -719,6 +722,12 @@ void Checker::answered(std::uint32_t node, std::uint64_t number, bool durable) {
     Waiting waiting = std::move(process.waiting.front());
     process.waiting.pop_front();
     if (!durable) continue;
+    if (waiting.time > image.ceiling) {
+      fail(11, node,
+           fmt::format("an answer of a time {}ns past that on the disk",
+                       waiting.time - image.ceiling));
+    }
+    memories_[node].time = std::max(memories_[node].time, waiting.time);
     for (const auto& [id, units] : waiting.escrow) {
       admit_escrow(node, id, units.first, units.second);
     }

@@ -162,6 +162,7 @@ class Checker {
   };
   struct Waiting {
     std::uint64_t number = 0;
+    Nanos time = 0;  // of the latest decision
     std::vector<std::pair<crdt::CellId, Admitted>> totals;
     EscrowUnits escrow;
   };

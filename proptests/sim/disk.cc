@@ -219,8 +219,9 @@ void SimStore::finish() {
       return;
     }
     bool written = !disk_.full && host_.random->chance(500);
-    if (disk_.backing) disk_.backing->fail(batch_, written);
+    if (disk_.backing) disk_.backing->fail(batch_, batch_ceiling_, written);
     if (written) {
+      disk_.image.ceiling = std::max(disk_.image.ceiling, batch_ceiling_);
       for (const crdt::Write& write : batch_) {
         disk_.image.take_in(write.delta);
         host_.durable(write);
@@ -258,14 +259,12 @@ void SimStore::crash() {
     return;
   }
   std::vector<crdt::Write> kept;
-  Nanos ceiling = 0;
   if (!disk_.failing && !disk_.full && !batch_.empty()) {
     switch (host_.random->below(3)) {
       case 0:
         break;
       case 1:
         kept = std::move(batch_);
-        ceiling = batch_ceiling_;
         break;
       default:
         if (host_.reorders) {
@@ -278,7 +277,8 @@ void SimStore::crash() {
         }
     }
   }
-  if (!kept.empty()) hold(std::move(kept), ceiling);
+  // As in a real one, no write is there before the time that was asked for when it came.
+  if (!kept.empty()) hold(std::move(kept), batch_ceiling_);
   if (disk_.backing) disk_.backing->crash();
 }
 

@@ -56,7 +56,7 @@ class Backing {
   virtual bool adopt(const crdt::Incarnation& fresh, Nanos now, std::string& error) = 0;
   virtual void commit(const std::vector<crdt::Write>& writes, Nanos ceiling) = 0;
   /// The same, but the sync reports an error; `written` says whether the data got there.
-  virtual void fail(const std::vector<crdt::Write>& writes, bool written) = 0;
+  virtual void fail(const std::vector<crdt::Write>& writes, Nanos ceiling, bool written) = 0;
   virtual void expire(Nanos floor) = 0;
   virtual void close(Nanos now) = 0;
   virtual void crash() = 0;

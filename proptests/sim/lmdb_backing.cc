@@ -96,9 +96,9 @@ class LmdbBacking final : public Backing {
     if (failed_) throw Violation{33, path_ + ": LMDB failed by itself"};
   }
 
-  void fail(const std::vector<crdt::Write>& writes, bool written) override {
+  void fail(const std::vector<crdt::Write>& writes, Nanos ceiling, bool written) override {
     // Nobody was told of the commit, so a good one and then a failure is the same to the node.
-    if (written && !writes.empty()) commit(writes, 0);
+    if (written) commit(writes, ceiling);
     sync_fails_ = true;
     hand_over(written ? std::vector<crdt::Write>{} : writes, ceiling_ + 1);
     std::unique_lock lock(mutex_);
