@@ -159,6 +159,9 @@ class Limiter {
   /// Units consumed in the rule's current window or, for buckets, owed now; own and merged counts,
   /// and what is held. Of the request's first descriptor.
   std::uint64_t used(std::uint32_t rule, const Request& request, Nanos now);
+  /// If `rule` lets the request pass, its answer waits for the disk (Decision::wants_commit): what
+  /// the rule keeps ahead there is not enough. Of the request's first descriptor.
+  bool would_wait(std::uint32_t rule, const Request& request, Nanos now);
 
   /// Forgets series that are over at `floor` (windows past, buckets full), drained and not held,
   /// and request ids whose time was over then. Returns how many series. With a replica: sweep, then

@@ -255,6 +255,15 @@ std::uint64_t Limiter::used(std::uint32_t index, const Request& request, Nanos n
   return impl_->used(compiled, impl_->series_of(compiled, request, key), now);
 }
 
+bool Limiter::would_wait(std::uint32_t index, const Request& request, Nanos now) {
+  RulesInForce::Use program = impl_->use(local());
+  if (index >= program->compiled_rules.size()) return false;
+  const CompiledRule& compiled = program->compiled_rules[index];
+  std::string key;
+  const std::uint64_t cost = mul_saturated(compiled.rule->cost_of(request), request.hits);
+  return impl_->would_wait(compiled, impl_->series_of(compiled, request, key), cost, now);
+}
+
 std::size_t Limiter::sweep(Nanos floor) {
   return impl_->sweep(floor);
 }

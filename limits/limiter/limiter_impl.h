@@ -326,6 +326,7 @@ struct Limiter::Impl {
 
   bool is_escrow_bucket_over(const SeriesEntry& entry, Series& series, Nanos floor) const;
   std::uint64_t used(const CompiledRule& compiled, const SeriesId& id, Nanos now);
+  bool would_wait(const CompiledRule& compiled, const SeriesId& id, std::uint64_t cost, Nanos now);
 };
 
 }  // namespace weir

@@ -228,4 +228,27 @@ std::uint64_t Limiter::Impl::used(const CompiledRule& compiled, const SeriesId& 
   return units;
 }
 
+bool Limiter::Impl::would_wait(const CompiledRule& compiled, const SeriesId& id, std::uint64_t cost,
+                               Nanos now) {
+  if (cost == 0) return false;
+  if (compiled.commit) return true;
+  const bool keeps_ahead = compiled.reserve > 0 || (compiled.escrow && !compiled.bucket_cell);
+  if (!keeps_ahead) return false;
+  // Of a key's first use nothing is on the disk.
+  std::uint64_t ahead = 0;
+  with_entry(id, false, [&](SeriesEntry& entry) {
+    Series* series = general_form(&entry);
+    if (series == nullptr) return;
+    const WindowShape shape = window_shape(*compiled.rule, id);
+    const crdt::Epoch epoch = shape.epoch(shape.index(now));
+    if (compiled.escrow) {
+      const EscrowCell* cell = series->find_escrow(epoch);
+      if (cell != nullptr) ahead = cell->durable - std::min(cell->durable, cell->spent);
+    } else if (const WindowCell* cell = series->find(epoch)) {
+      ahead = cell->durable - std::min(cell->durable, cell->own);
+    }
+  });
+  return cost > ahead;
+}
+
 }  // namespace weir

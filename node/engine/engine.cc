@@ -234,15 +234,19 @@ Error Engine::shed(const Request& request, Nanos wall) {
           std::to_string((wall - waits_since_) / kMillisecond) + " ms";
   }
   const std::shared_ptr<const RuleSet> rules = limiter_->rules();
+  const Nanos now = clock(wall);
   std::vector<std::uint32_t> matched;
-  rules->match(request, matched);
-  const bool waits = std::any_of(matched.begin(), matched.end(), [&](std::uint32_t index) {
-    const Rule& rule = rules->rules()[index];
-    return rule.durability == Durability::commit || escrow_->scarce(rule);
-  });
-  if (!waits) return {};
-  ++shed_;
-  return {ErrorKind::overloaded, why};
+  for (std::size_t i = 0; i < request.descriptors(); ++i) {
+    const Request part = request.part(i);
+    rules->match(part, matched);
+    const bool waits = std::any_of(matched.begin(), matched.end(), [&](std::uint32_t index) {
+      return limiter_->would_wait(index, part, now);
+    });
+    if (!waits) continue;
+    ++shed_;
+    return {ErrorKind::overloaded, why};
+  }
+  return {};
 }
 
 void Engine::pump(Nanos wall) {

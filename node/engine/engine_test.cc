@@ -92,12 +92,13 @@ std::shared_ptr<const RuleSet> rules(Durability durability, Algorithm algorithm)
 
 struct Node {
   explicit Node(ModelStore* store, std::uint64_t id = 1,
-                Algorithm algorithm = Algorithm::fixed_window)
+                Algorithm algorithm = Algorithm::fixed_window,
+                Durability durability = Durability::commit)
       : disk(store) {
     EngineOptions options;
     options.replica.self = {"eu", "eu-" + std::to_string(id)};
     options.replica.peers = {{"us", "us-1"}};
-    options.rules = rules(Durability::commit, algorithm);
+    options.rules = rules(durability, algorithm);
     options.fresh_incarnation = [id] {
       static std::uint64_t boots = 0;
       return crdt::Incarnation{id, ++boots};
@@ -172,6 +173,32 @@ TEST(Engine, WhoWouldWaitForAStalledDiskIsTurnedAway) {
   node.commit();
   EXPECT_EQ(node.engine->status().waiting, 0u);
   EXPECT_EQ(node.engine->shed(commit, kNow + kHour).to_string(), "");
+}
+
+TEST(Engine, OfAReserveRuleWhatIsAheadOnTheDiskNeedsNotWaitForIt) {
+  ModelStore disk;
+  Node node(&disk, 1, Algorithm::fixed_window, Durability::reserve);
+  ASSERT_TRUE(node.hit());
+  node.engine->pump(kNow);
+  node.commit();
+  node.engine->pump(kNow);
+  EXPECT_EQ(disk.cells.begin()->second.total(), 2u);  // one more than was used
+
+  Entry known{"key", "k"};
+  Entry fresh{"key", "first use"};
+  const Descriptor second{{&fresh, 1}, 1};
+  ASSERT_TRUE(node.hit(1, kNow, "another"));
+  node.engine->when_durable([](bool) {}, 100'000);
+  const auto shed = [&](const Request& request) {
+    return !node.engine->shed(request, kNow).empty();
+  };
+  EXPECT_FALSE(shed({"api", {&known, 1}, 1}));
+  EXPECT_TRUE(shed({"api", {&known, 1}, 2}));
+  EXPECT_TRUE(shed({"api", {&fresh, 1}, 1}));
+  EXPECT_FALSE(shed({"api", {&fresh, 1}, 0}));
+  Request both{"api", {&known, 1}, 1};
+  both.more = {&second, 1};
+  EXPECT_TRUE(shed(both));
 }
 
 TEST(Engine, AReservationIsDurableOnceItIsSettled) {
