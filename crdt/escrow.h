@@ -147,6 +147,9 @@ bool is_registry(const CellId& id);
 inline constexpr std::uint64_t kFenceRow = 2;
 /// "No incarnation of this member was before me."
 inline constexpr std::uint64_t kFirstRow = 3;
+/// 1 + the start of the first windows of which this incarnation knows all that its member counted,
+/// in any rule. Rises, and each incarnation has at least the one before it had.
+inline constexpr std::uint64_t kCountsRow = 1;
 /// "I take over from this incarnation." At least 2^63.
 inline std::uint64_t succession_row(const Incarnation& before) {
   return transfer_row(before);

@@ -420,15 +420,17 @@ struct Replica::Impl {
     for (const Slot& slot : grown.slots) {
       if (slot.id.writer != merged.learned) learn(slot.id.writer, delta, merged.written);
       merged.learned = slot.id.writer;
-      counters.elder_rows += elder_row(grown.id, slot.id);
+      if (is_elder(grown.id, slot.id)) {
+        ++(slot.id.birth != 0 ? counters.elder_rows : counters.elder_counts);
+      }
     }
     outbox.changed.push_back(grown.id);
     if (!memory_only) merged.written.cells.push_back(std::move(grown));
   }
 
-  /// A row that another incarnation of this member wrote.
-  bool elder_row(const CellId& cell, const SlotId& slot) const {
-    if (cell.is_bucket() || slot.birth == 0 || slot.writer == options.incarnation) return false;
+  /// Of a window, and written by another incarnation of this member.
+  bool is_elder(const CellId& cell, const SlotId& slot) const {
+    if (cell.is_bucket() || slot.writer == options.incarnation) return false;
     if (options.lost.has(cell.epoch)) return false;
     auto member = members.find(slot.writer);
     return member != members.end() && member->second == options.self;

@@ -99,6 +99,8 @@ struct ReplicaCounters {
   /// Escrow rows of this member's other incarnations that a peer knew and this node did not. After
   /// a boot: its disk is not the one on which they were written.
   std::uint64_t elder_rows = 0;
+  /// The same of counts in windows.
+  std::uint64_t elder_counts = 0;
 };
 
 /// One node's copy of the lattice, and the protocol that keeps copies equal. Sans-I/O: it is given

@@ -655,6 +655,55 @@ TEST_F(ClusterTest, AHomeDecidesForAllRegions) {
   }
 }
 
+TEST_F(ClusterTest, AHomeThatLostItsDiskAdmitsNoMore) {
+  Cluster cluster(options({"eu", "us", "ap"}));
+  cluster.start_all();
+  std::vector<std::unique_ptr<rpc::NodeClient>> clients;
+  for (std::size_t i = 0; i < cluster.size(); ++i) {
+    clients.push_back(std::make_unique<rpc::NodeClient>(client_options(cluster.client_address(i))));
+  }
+  const auto ask = [&](const std::string& key, std::uint64_t hits) {
+    int passed = 0;
+    for (const auto& client : clients) passed += client->check(item("home", key, hits)).allowed;
+    return passed;
+  };
+  // Once all have heard of each other.
+  for (int i = 0; i < 200 && ask("k0", 0) < 3; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  const auto served = [&] {
+    return nlohmann::json::parse(cluster.status(0)).at("home").at("served").get<int>();
+  };
+  std::string key;  // of the first node
+  for (int i = 0; key.empty() && i < 100; ++i) {
+    const int before = served();
+    ask("k" + std::to_string(i), 0);
+    if (served() == before + 2) key = "k" + std::to_string(i);
+  }
+  ASSERT_NE(key, "");
+  int passed = 0;
+  for (int i = 0; i < 20; ++i) passed += ask(key, 1);
+  EXPECT_EQ(passed, 60);
+  cluster.kill(0, SIGKILL);
+  std::filesystem::remove_all(directory_ / "eu" / "data");
+  cluster.start(0);
+  for (int i = 0; i < 100; ++i) {
+    passed += ask(key, 1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  }
+  EXPECT_LE(passed, 100);
+  Reply reply = clients[1]->check(item("home", key, 1));
+  EXPECT_EQ(reply.error.kind, ErrorKind::closed) << reply.error.to_string();
+  // Of a rule that is open the home decides from what came back.
+  EXPECT_TRUE(clients[0]->check(item("home-open", key, 1)).error.empty());
+  // With its disk it goes on at once.
+  cluster.kill(1, SIGKILL);
+  cluster.start(1);
+  int others = 0;
+  for (int i = 1; i < 60; ++i) others += ask("other" + std::to_string(i), 1) > 0;
+  EXPECT_GT(others, 0);
+}
+
 TEST_F(ClusterTest, ARuleGetsAHomeWhileNodesRun) {
   ClusterOptions merged = options({"eu", "us"});
   const std::string at = "    enforcement: home\n    on_failure: closed\n";

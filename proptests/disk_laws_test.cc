@@ -104,15 +104,22 @@ class VirtualStore final : public storage::Store {
 /// A node on such a disk.
 class DiskNode {
  public:
-  DiskNode(Platter& platter, Nanos now, std::shared_ptr<const RuleSet> rules)
+  /// The first of `members` is the node itself.
+  DiskNode(Platter& platter, Nanos now, std::shared_ptr<const RuleSet> rules,
+           std::vector<crdt::Member> members = {{"eu", "node-1"}})
       : store(platter), now_(now) {
     static std::uint64_t boots = 0;
     node::EngineOptions options;
-    options.replica.self = {"eu", "node-1"};
+    options.replica.self = members[0];
+    options.replica.peers.assign(members.begin() + 1, members.end());
+    options.shareholders.reserve(members.size());
+    for (const crdt::Member& member : members) options.shareholders.push_back({member});
     options.rules = std::move(rules);
     options.fresh_incarnation = [] { return crdt::Incarnation{0xD15C, ++boots}; };
     node::EngineEvents events;
-    events.send = [](crdt::PeerIndex, const crdt::Message&) {};
+    events.send = [this](crdt::PeerIndex peer, const crdt::Message& message) {
+      sent.push_back({peer, message});
+    };
     events.reincarnated = [](const crdt::Incarnation&) {};
     events.log = [](const std::string&, const std::string&) {};
     engine = std::make_unique<node::Engine>(std::move(options), &store, std::move(events));
@@ -137,6 +144,7 @@ class DiskNode {
 
   VirtualStore store;
   std::unique_ptr<node::Engine> engine;
+  std::vector<crdt::Envelope> sent;
 
  private:
   Nanos now_;
@@ -151,6 +159,143 @@ Rule disk_rule(Durability durability) {
   rule.window = kSecond;
   rule.durability = durability;
   return rule;
+}
+
+/// The home of all keys and its peers. What they send arrives at the next step, unless they are
+/// cut off.
+class HomeMesh {
+ public:
+  HomeMesh(std::size_t nodes, std::shared_ptr<const RuleSet> rules)
+      : rules_(std::move(rules)), platters_(nodes), nodes_(nodes), cut_(nodes) {
+    for (std::size_t i = 0; i < nodes; ++i) boot(i);
+  }
+
+  bool up(std::size_t node) const { return nodes_[node] != nullptr; }
+  DiskNode& home() { return *nodes_[0]; }
+  void crash(std::size_t node) {
+    if (!up(node)) return;
+    nodes_[node].reset();
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+      if (i != node && up(i)) nodes_[i]->engine->peer_down(index(i, node));
+    }
+  }
+  void lose_disk(std::size_t node) { platters_[node] = {}; }
+  void cut(std::size_t node, bool off) { cut_[node] = off; }
+  void boot(std::size_t node) {
+    if (up(node)) return;
+    std::vector<crdt::Member> members{member(node)};
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+      if (i != node) members.push_back(member(i));
+    }
+    nodes_[node] = std::make_unique<DiskNode>(platters_[node], now_, rules_, std::move(members));
+  }
+  void advance(Nanos time) {
+    now_ += time;
+    for (std::size_t a = 0; a < nodes_.size(); ++a) {
+      if (!up(a)) continue;
+      nodes_[a]->advance(time);
+      for (std::size_t b = 0; b < nodes_.size(); ++b) meet(a, b);
+      for (const crdt::Envelope& envelope : std::exchange(nodes_[a]->sent, {})) {
+        const std::size_t b = envelope.to < a ? envelope.to : envelope.to + 1;
+        if (!linked(a, b)) continue;
+        nodes_[b]->engine->receive(index(b, a), incarnation(a), envelope.message, now_);
+      }
+    }
+  }
+  Nanos now() const { return now_; }
+
+ private:
+  static crdt::Member member(std::size_t i) { return {"eu", "node-" + std::to_string(i)}; }
+  static crdt::PeerIndex index(std::size_t at, std::size_t of) {
+    return static_cast<crdt::PeerIndex>(of < at ? of : of - 1);
+  }
+  bool linked(std::size_t a, std::size_t b) const {
+    return a != b && up(a) && up(b) && !cut_[a] && !cut_[b];
+  }
+  crdt::Incarnation incarnation(std::size_t i) const {
+    return nodes_[i]->engine->replica().incarnation();
+  }
+  /// Idempotent for the same incarnation.
+  void meet(std::size_t a, std::size_t b) {
+    if (linked(a, b)) nodes_[a]->engine->peer_up(index(a, b), incarnation(b), now_);
+  }
+
+  std::shared_ptr<const RuleSet> rules_;
+  std::vector<Platter> platters_;
+  std::vector<std::unique_ptr<DiskNode>> nodes_;
+  std::vector<char> cut_;
+  Nanos now_ = kStart;
+};
+
+LAW(48,
+    "of a key that one node decides for, no more than the limit passes in a window, whatever "
+    "becomes of its disk",
+    "a lost disk", "a disk lost twice", "a lost disk, and nobody to ask",
+    "a lost disk of which nobody had heard", "all of a limit passed", "refused after a start",
+    "a window that began after a lost disk", "a crash that kept the disk") {
+  Rule rule = disk_rule(Durability::commit);
+  rule.limit = *between<std::uint64_t>(1, 20).as("limit");
+  rule.window = *one_of<Nanos>({20 * kSecond, kHour}).as("window");
+  rule.enforcement = Enforcement::home;
+  rule.on_failure = OnFailure::closed;
+  HomeMesh mesh(*between<std::size_t>(2, 3).as("nodes"), rule_set({rule}));
+  const std::vector<Entry> entries{{"key", "k"}};
+  const Request request{"api", entries, 1};
+  std::map<Nanos, std::uint64_t> passed;  // by the window's start
+  int lost = 0;
+  Nanos lost_at = 0;
+  bool alone = false;
+  const auto ask = [&] {
+    if (!mesh.up(0)) return;
+    DiskNode& home = mesh.home();
+    if (!home.engine->knows_counts(0, request, home.now())) {
+      reached("refused after a start");
+      return;
+    }
+    const Nanos window = home.time() / rule.window * rule.window;
+    if (!home.check("k").allowed) return;
+    home.engine->when_durable([&, window](bool durable) {
+      if (!durable) return;
+      RC_ASSERT(++passed[window] <= rule.limit);
+      reached("all of a limit passed", passed[window] == rule.limit);
+      reached("a window that began after a lost disk", lost > 0 && window > lost_at);
+    });
+  };
+  for (int step = *between(1, 14).as("steps"); step > 0; --step) {
+    switch (*choice(5)) {
+      case 0: {  // the home's power
+        mesh.crash(0);
+        if (*chance(60)) {
+          mesh.lose_disk(0);
+          ++lost;
+          lost_at = mesh.now();
+          reached("a lost disk");
+          reached("a disk lost twice", lost > 1);
+          reached("a lost disk, and nobody to ask", alone);
+          reached("a lost disk of which nobody had heard", passed.empty());
+        } else {
+          reached("a crash that kept the disk");
+        }
+        mesh.boot(0);
+        break;
+      }
+      case 1:
+        alone = *chance(50);
+        mesh.cut(0, alone);
+        break;
+      case 2:
+        *chance(50) ? mesh.crash(1) : mesh.boot(1);
+        break;
+      default:
+        break;
+    }
+    const Nanos until = mesh.now() + *one_of<Nanos>({50 * kMillisecond, 400 * kMillisecond,
+                                                     4 * kSecond, 12 * kSecond});
+    while (mesh.now() < until) {
+      if (*chance(10)) ask();
+      mesh.advance(25 * kMillisecond);
+    }
+  }
 }
 
 LAW(50,

@@ -52,21 +52,41 @@ EscrowAgent::EscrowAgent(EscrowAgentOptions options, crdt::Replica& replica, Lim
 
 void EscrowAgent::rules_changed() {
   std::shared_ptr<const RuleSet> rules = limiter_.rules();
-  enabled_ |= std::any_of(rules->rules().begin(), rules->rules().end(),
-                          [](const Rule& rule) { return rule.enforcement == Enforcement::escrow; });
+  enabled_ |= std::any_of(rules->rules().begin(), rules->rules().end(), [](const Rule& rule) {
+    return rule.enforcement == Enforcement::escrow ||
+           (rule.enforcement == Enforcement::home && rule.on_failure == OnFailure::closed);
+  });
 }
 
 // Incarnations.
 
-void EscrowAgent::begin(bool disk, Nanos time_floor, bool set_back, Nanos now) {
+void EscrowAgent::begin(bool disk, Nanos time_floor, bool set_back, Nanos now,
+                        std::span<const crdt::Incarnation> boots) {
   grant_state_ = {};
   grant_state_.ahead = kFenceSkews * replica_.options().max_skew;
   grant_state_.disk = disk;
   began_ = now_ = now;
   time_floor_ = time_floor;
-  may_take_over_ = disk;
+  may_take_over_ = disk_ = disk;
   quick_ = disk && now <= time_floor && !set_back;
+  boot_fence_ = now + kFenceSkews * replica_.options().max_skew;
+  elder_counts_ = replica_.counters().elder_counts;
+  elder_rows_at_boot_ = replica_.counters().elder_rows;
   register_incarnation(now);
+  // What the disk says. Peers have told this incarnation nothing yet, but perhaps the one before
+  // it, of one that wrote to another disk.
+  for (const crdt::CellId& id : {registry_before_, registry_}) {
+    const std::optional<crdt::Cell> cell = replica_.find(id);
+    if (!disk || !cell) continue;
+    for (const crdt::Slot& slot : cell->slots) {
+      if (std::find(boots.begin(), boots.end(), slot.id.writer) == boots.end()) {
+        disk_lacks_ |= slot.id.birth == crdt::kFenceRow;
+      } else if (slot.id.birth == crdt::kCountsRow) {
+        counts_row_ = std::max(counts_row_, slot.value);
+      }
+    }
+  }
+  if (counts_row_ != 0) disk_lacks_ = false;  // that one took it into account
 }
 
 void EscrowAgent::reset(bool stopped, Nanos now) {
@@ -82,7 +102,7 @@ void EscrowAgent::register_incarnation(Nanos now) {
   grant_state_.open = false;
   next_rejoin_ = now;
   elder_rows_ = replica_.counters().elder_rows;
-  written_ = false;
+  written_ = counts_written_ = false;
   newest_ = 0;
   previous_ = {};
   registry_ = crdt::registry_cell(self(), now);
@@ -155,7 +175,7 @@ void EscrowAgent::mark_durable(const crdt::OwnCount& count) {
   if (!crdt::is_registry(count.cell)) return side_.mark_durable(count);
   if (count.birth == crdt::kFenceRow) {
     registered_ = true;
-  } else {
+  } else if (count.birth != crdt::kCountsRow) {
     taken_over_ = true;
   }
   update_succession();
@@ -256,12 +276,41 @@ void EscrowAgent::take_over_if_sure(Nanos now) {
     may_take_over_ = false;
     return;
   }
-  auto confirmations = static_cast<std::size_t>(
-      std::count_if(peers_.begin(), peers_.end(), [](const Peer& p) { return p.confirmed; }));
-  bool sure = confirmations == peers_.size() || (quick_ && previous_ && confirmations > 0);
+  const std::size_t sure_of_it = confirmations();
+  bool sure = sure_of_it == peers_.size() || (quick_ && previous_ && sure_of_it > 0);
   if (!sure) return;
   taking_over_ = true;
   write_row(previous_ ? crdt::succession_row(previous_) : crdt::kFirstRow, 1, now);
+}
+
+std::size_t EscrowAgent::confirmations() const {
+  return static_cast<std::size_t>(
+      std::count_if(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.confirmed; }));
+}
+
+// Counts of rules that this member decides for all.
+
+bool EscrowAgent::knows_counts_since(Nanos start) const {
+  if (counts_row_ != 0 && static_cast<std::uint64_t>(start) + 1 >= counts_row_) return true;
+  return remembered_ && start > boot_fence_;
+}
+
+/// What is not on the disk of an earlier boot must be heard of: counts that reached nobody else
+/// went with it, so that of windows that were open then nothing can be said.
+void EscrowAgent::find_counts(Nanos now) {
+  if (grant_state_.stopped || !registered_) return;
+  remembered_ |= peers_.empty() || confirmations() > 0;
+  disk_lacks_ |= replica_.counters().elder_counts != elder_counts_ ||
+                 replica_.counters().elder_rows != elder_rows_at_boot_;
+  const std::uint64_t before = counts_row_;
+  if (disk_lacks_) {
+    counts_row_ = std::max(counts_row_, static_cast<std::uint64_t>(boot_fence_) + 2);
+  } else if (counts_row_ == 0 && disk_ && confirmations() == peers_.size()) {
+    counts_row_ = 1;
+  }
+  if (counts_row_ == 0 || (counts_written_ && counts_row_ == before)) return;
+  counts_written_ = true;
+  write_row(crdt::kCountsRow, counts_row_, now);
 }
 
 // Rights.
@@ -425,7 +474,8 @@ void EscrowAgent::pump(Nanos now) {
   confirm_rejoins(now);
   if (leaving_ && counters_.units_received != passed_on_) hand_over(now);
   if (!enabled_ || leaving_) return;
-  if (!written_) write_fence(now);
+  // Of one that spends nothing, as its disk has failed, nobody needs to know.
+  if (!written_ && !grant_state_.stopped) write_fence(now);
   for (auto at = unabsorbed_.begin(); at != unabsorbed_.end();) {
     const crdt::CellId id = *at++;
     const std::optional<crdt::Cell> cell = replica_.find(id);
@@ -436,6 +486,7 @@ void EscrowAgent::pump(Nanos now) {
     }
   }
   take_over_if_sure(now);
+  find_counts(now);
   request_rejoin(now);
   publish();
   ask_for_rights(now);

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <vector>
 
 #include <weir/crdt/escrow.h>
@@ -49,18 +50,23 @@ std::uint64_t digest_of_incarnations(const crdt::Replica& replica, const crdt::M
 ///    predecessor had reserved is not over); with no peers, at once. A member that nobody ever
 ///    heard of has every share in the same way. Without a disk it never does;
 ///  - otherwise nothing of the windows that were open, but what others transfer to it.
+///
+/// Rules that one member decides for all (enforcement home, on_failure closed) ask less, as nobody
+/// else spends of theirs: whether all is here that this member counted, see knows_counts_since().
 class EscrowAgent {
  public:
   EscrowAgent(EscrowAgentOptions options, crdt::Replica& replica, Limiter& limiter);
 
   /// After Replica::restore. `disk`: the replica has one. `time_floor`: no earlier incarnation on
   /// it used a later time, unless the clock was set back since. In windows that are lost
-  /// (ReplicaOptions::lost) nothing that earlier incarnations had is taken over.
-  void begin(bool disk, Nanos time_floor, bool set_back, Nanos now);
+  /// (ReplicaOptions::lost) nothing that earlier incarnations had is taken over. `boots`: the
+  /// earlier incarnations that wrote to the disk.
+  void begin(bool disk, Nanos time_floor, bool set_back, Nanos now,
+             std::span<const crdt::Incarnation> boots = {});
   /// The replica goes on under another incarnation, after Limiter::rebase. It takes over nothing.
   /// With `stopped` the disk has failed, and nothing is spent any more.
   void reset(bool stopped, Nanos now);
-  /// After Limiter::reload. From the first escrow rule on this member has a registry.
+  /// After Limiter::reload. From the first rule on that needs it this member has a registry.
   void rules_changed();
   /// True if what a disk held was not all, after it was taken over: the driver must reincarnate.
   bool tainted() const { return tainted_; }
@@ -95,6 +101,12 @@ class EscrowAgent {
            is_scarce(rule.limit, *options_.shares);
   }
 
+  /// Everything is here that this member ever counted in windows that began at `start` or later.
+  /// With a disk on which an earlier incarnation said so, from the start. With an empty one once
+  /// all peers have answered that they never heard of this member. If a peer has, and knows more
+  /// than the disk: of windows that start later than the boot, once one peer has answered.
+  bool knows_counts_since(Nanos start) const;
+
   const EscrowGrantState& grant_state() const { return grant_state_; }
   /// All that the predecessor had, or every share, is this incarnation's.
   bool whole() const { return taken_over_; }
@@ -121,6 +133,8 @@ class EscrowAgent {
   void request_rejoin(Nanos now);
   void confirm_rejoins(Nanos now);
   void take_over_if_sure(Nanos now);
+  void find_counts(Nanos now);
+  std::size_t confirmations() const;
   void ask_for_rights(Nanos now);
   void ask(const RightsNeed& need, Nanos now);
   struct Donor {
@@ -171,6 +185,15 @@ class EscrowAgent {
   std::vector<std::size_t> handed_over_;  // windows, by peer
   std::uint64_t passed_on_ = 0;           // units_received, when it was handed over
   std::uint64_t elder_rows_ = 0;  // of earlier incarnations: peers knew them, the disk did not
+  // knows_counts_since(). What a process once counted it goes on knowing under other incarnations.
+  bool disk_ = false;
+  bool disk_lacks_ = false;         // some that an earlier incarnation wrote
+  bool remembered_ = false;         // some peer knows that an incarnation of this process was
+  std::uint64_t counts_row_ = 0;    // kCountsRow as it should be; 0: not known
+  bool counts_written_ = false;     // by the incarnation that runs
+  Nanos boot_fence_ = kNever;       // windows that start later are this process'
+  std::uint64_t elder_counts_ = 0;  // ReplicaCounters, at the boot
+  std::uint64_t elder_rows_at_boot_ = 0;
   Nanos next_rejoin_ = 0;
   std::set<crdt::CellId> unabsorbed_;
   std::vector<RightsNeed> needs_;

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <utility>
 
+#include <weir/limits/algorithms/bucket.h>
 #include <weir/limits/algorithms/window.h>
 #include <weir/limits/replica_side.h>
 
@@ -92,7 +93,8 @@ bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& e
   escrow.quiet = options_.replica.anti_entropy_interval * 6 / 5;
   escrow_ = std::make_unique<EscrowAgent>(std::move(escrow), *replica_, *limiter_);
   replica_->restore(recovered.state, now);
-  escrow_->begin(store_ != nullptr, recovered.time_floor, recovered.set_back > 0, now);
+  escrow_->begin(store_ != nullptr, recovered.time_floor, recovered.set_back > 0, now,
+                 recovered.incarnations);
   dispatch();
   return true;
 }
@@ -451,6 +453,21 @@ EscrowWindow Engine::escrow_window(std::uint32_t rule, const Request& request, N
   window.cell.epoch = shape.epoch(shape.index(now));
   window.cost = mul_saturated(of.cost_of(request), request.hits);
   return window;
+}
+
+bool Engine::knows_counts(std::uint32_t rule, const Request& request, Nanos wall) {
+  const Rule& of = options_.rules->rules()[rule];
+  const Nanos now = clock(wall);
+  Nanos since = 0;
+  if (is_bucket(of.algorithm)) {
+    since = now - bucket_shape(of).fill_time();
+  } else if (of.algorithm == Algorithm::sliding_log) {
+    since = now - of.window;
+  } else {
+    const WindowShape shape = window_shape(of, limiter_->series_of(rule, request));
+    since = shape.start(shape.index(now) - shape.previous);
+  }
+  return escrow_->knows_counts_since(since);
 }
 
 std::uint64_t Engine::over_admission(std::uint32_t rule, Nanos wall) {

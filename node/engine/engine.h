@@ -180,6 +180,9 @@ class Engine {
   /// `rule` is an escrow rule that the request meets (an index into the rules in force). Driver's
   /// thread.
   EscrowWindow escrow_window(std::uint32_t rule, const Request& request, Nanos wall);
+  /// All that this node counted is known here that `rule` (an index into the rules in force) looks
+  /// at for the request: its disk was not lost, or it is too long ago. Driver's thread.
+  bool knows_counts(std::uint32_t rule, const Request& request, Nanos wall);
   EngineStatus status() const;
   /// By how many units `rule` (an index into the rules in force) may be over its limit at most: see
   /// OverAdmission. Any thread.

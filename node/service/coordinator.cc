@@ -87,6 +87,12 @@ bool Coordinator::lacks_rights(const Decision& decision) const {
 /// It is not decided now, and why.
 bool Coordinator::refused(const Request& request, Error& error) {
   error = state_.stopping ? stopping() : engine_.shed(request, wall_());
+  if (!error.empty() || !state_.has_home_rules) return !error.empty();
+  if (std::string why = forwarder_->unsure(request); !why.empty()) {
+    // Whoever asks for another node is to fall back on what its rules say.
+    const bool served = !request.rule_filter.empty();
+    error = {served ? ErrorKind::unavailable : ErrorKind::closed, std::move(why)};
+  }
   return !error.empty();
 }
 

@@ -189,6 +189,27 @@ Error Forwarder::refuse(const Request& request) {
                                               name_of(map_.members()[0]), why)};
 }
 
+std::string Forwarder::unsure(const Request& request) {
+  const std::shared_ptr<const RuleSet> rules = engine_.limiter().rules();
+  std::vector<std::uint32_t> matched;
+  rules->match(request, matched);
+  for (std::uint32_t index : matched) {
+    const Rule& rule = rules->rules()[index];
+    const bool strict = rule.enforcement == Enforcement::home && !rule.shadow &&
+                        rule.on_failure == OnFailure::closed;
+    if (!strict) continue;
+    const std::vector<std::size_t> order = map_.order(HomeMap::key_of(rule, request));
+    const bool here = order.empty() || order[0] == 0;
+    if (!here || engine_.knows_counts(index, request, driver_.wall())) continue;
+    return fmt::format(
+        "rule \"{}\" is on_failure: closed, and its home {} does not know what it counted before "
+        "its "
+        "start (its disk is new, and others have not confirmed yet that it had no other)",
+        rule.name, name_of(map_.members()[0]));
+  }
+  return {};
+}
+
 bool Forwarder::knows(const Request& request) {
   if (!request.rule_filter.empty() || request.id.empty() || (asked_.empty() && same_.empty()))
     return false;

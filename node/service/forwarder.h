@@ -123,6 +123,9 @@ class Forwarder {
   /// Of a request with `rule_filter`, from another member: why this node does not decide it, or
   /// empty.
   Error refuse(const Request& request);
+  /// Why a rule of the request cannot be decided here, though this is its home: it is on_failure:
+  /// closed, and this node may have counted more than it knows (Engine::knows_counts). Or empty.
+  std::string unsure(const Request& request);
   /// The home of the first rule that is decided elsewhere, and that rule, for messages.
   std::string remote_home(const Request& request);
 
