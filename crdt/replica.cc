@@ -778,6 +778,30 @@ void Replica::for_each(const std::function<void(const Cell&)>& visit) const {
   });
 }
 
+bool Replica::rewrite_some(Place& place, std::size_t most,
+                           const std::function<bool(const Cell&)>& lacks) {
+  DeltaPacker packer(impl_->members);
+  std::vector<Group> groups;
+  impl_->cells.for_each_group([&](const Group& group, std::size_t, std::uint64_t) {
+    if (!(group < place.group)) groups.push_back(group);
+  });
+  bool done = true;
+  for (const Group& group : groups) {
+    if (group != place.group) place = {group, 0};
+    place.from = impl_->cells.walk(group, place.from, [&](RecordRef ref, const CellId&) {
+      if (most == 0) return false;
+      --most;
+      impl_->cells.read(ref, impl_->held);
+      if (lacks(impl_->held.cell)) packer.add(impl_->held.cell);
+      return true;
+    });
+    done = place.from == CellIndex::kEnd;
+    if (!done) break;
+  }
+  if (!packer.empty()) impl_->put_write(packer.take());
+  return done;
+}
+
 bool Replica::has_rows(const CellId& id) const {
   return impl_->cells.with_rows().contains(id);
 }

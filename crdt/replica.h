@@ -122,9 +122,10 @@ class Replica {
   Replica(const Replica&) = delete;
   Replica& operator=(const Replica&) = delete;
 
-  /// What the disk held. Before anything else. Expired cells are skipped. Windows that begin much
-  /// later than now, which a clock that was ahead has left, are kept aside until their time has
-  /// come; buckets that were used later than now are skipped.
+  /// What the disk held. Before anything else; or later, piece by piece, when a disk was opened
+  /// again. Expired cells are skipped. Windows that begin much later than now, which a clock that was
+  /// ahead has left, are kept aside until their time has come; buckets that were used later than now
+  /// are skipped.
   void restore(const Delta& delta, Nanos now);
 
   /// New totals of the current incarnation. Returns the id of the write that makes them durable
@@ -152,6 +153,15 @@ class Replica {
   void retire_buckets(Nanos floor);
   /// Sends everything unsent now instead of at the next interval.
   void flush(Nanos now);
+
+  /// Where rewrite_some() goes on; anew, at the start.
+  struct Place {
+    Group group;
+    std::uint64_t from = 0;
+  };
+  /// For a disk that may lack what is held: looks at about `most` cells from `place` on, and puts
+  /// out a write of those that `lacks`. True once all were looked at that have been held all along.
+  bool rewrite_some(Place& place, std::size_t most, const std::function<bool(const Cell&)>& lacks);
 
   /// Continues under a fresh incarnation, without a disk if `memory_only`: after a failed sync or
   /// a tripwire. What was counted but never became durable is forgotten here; the limiter still

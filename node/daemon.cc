@@ -177,6 +177,12 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
         if (!closed) engine->store_failed(reason, wall_clock());
       });
     };
+    events.opened = [this](std::shared_ptr<storage::Recovered> recovered) {
+      loop.post([this, recovered = std::move(recovered)] {
+        Turn turn(loop.meter(), "store_opened");
+        if (!closed) engine->store_opened(recovered, wall_clock());
+      });
+    };
     return events;
   }
 

@@ -38,6 +38,7 @@ class Disk final : public storage::Store {
     return true;
   }
   bool adopt(const crdt::Incarnation&, Nanos, std::string&) override { return true; }
+  void reopen(const crdt::Incarnation&, Nanos) override {}
   void append(crdt::Write write) override {
     for (const crdt::Cell& cell : write.delta.cells) {
       auto [at, fresh] = cells_.try_emplace(cell.id, cell);

@@ -38,19 +38,20 @@ class VirtualStore final : public storage::Store {
       return false;
     }
     events_ = std::move(events);
-    for (const auto& [id, cell] : platter_.cells) out.state.cells.push_back(cell);
-    out.state.members = platter_.members;
-    out.incarnations = platter_.incarnations;
-    out.time_floor = platter_.ceiling;
-    platter_.incarnations.push_back(fresh);
-    platter_.ceiling = wanted_ = std::max(platter_.ceiling, now);
+    out = attach(fresh, now);
     return true;
+  }
+  void reopen(const crdt::Incarnation& fresh, Nanos now) override {
+    queue_.clear();
+    reopening_ = {fresh, now};
   }
   bool adopt(const crdt::Incarnation& fresh, Nanos, std::string&) override {
     platter_.incarnations.push_back(fresh);
     return true;
   }
-  void append(crdt::Write write) override { queue_.push_back(std::move(write)); }
+  void append(crdt::Write write) override {
+    if (!failed_) queue_.push_back(std::move(write));
+  }
   void expire(Nanos) override {}
   void reserve_time(Nanos ceiling) override { wanted_ = std::max(wanted_, ceiling); }
   std::uint64_t backlog() const override { return queue_.size() + batch_.size(); }
@@ -63,7 +64,16 @@ class VirtualStore final : public storage::Store {
   /// What happens until `now`. Returns the last write that became durable, or 0.
   crdt::WriteId advance(Nanos now) {
     crdt::WriteId upto = 0;
-    while (true) {
+    if (failed_ && reopening_.first) {
+      const auto [fresh, then] = std::exchange(reopening_, {});
+      if (broken) {
+        events_.failed("still broken");
+        return 0;
+      }
+      failed_ = false;
+      events_.opened(std::make_shared<storage::Recovered>(attach(fresh, then)));
+    }
+    while (!failed_) {
       if (!done_at_) {
         if (queue_.empty() && wanted_ <= platter_.ceiling) return upto;
         batch_ = std::exchange(queue_, {});
@@ -72,15 +82,36 @@ class VirtualStore final : public storage::Store {
       }
       if (*done_at_ > now) return upto;
       done_at_.reset();
+      if (broken) {
+        if (keeps) hold(batch_, batch_ceiling_);
+        failed_ = true;
+        queue_.clear();
+        batch_.clear();
+        events_.failed("broken");
+        return upto;
+      }
       if (!batch_.empty()) upto = batch_.back().id;
       hold(std::exchange(batch_, {}), batch_ceiling_);
       events_.reserved(batch_ceiling_);
     }
+    return upto;
   }
 
   Nanos latency = kMillisecond;
+  bool broken = false;
+  bool keeps = false;  // what it reported as failed
 
  private:
+  storage::Recovered attach(const crdt::Incarnation& fresh, Nanos now) {
+    storage::Recovered out;
+    for (const auto& [id, cell] : platter_.cells) out.state.cells.push_back(cell);
+    out.state.members = platter_.members;
+    out.incarnations = platter_.incarnations;
+    out.time_floor = platter_.ceiling;
+    platter_.incarnations.push_back(fresh);
+    platter_.ceiling = wanted_ = std::max(platter_.ceiling, now);
+    return out;
+  }
   void hold(const std::vector<crdt::Write>& writes, Nanos ceiling) {
     for (const crdt::Write& write : writes) {
       for (const crdt::Cell& cell : write.delta.cells) {
@@ -99,6 +130,8 @@ class VirtualStore final : public storage::Store {
   std::optional<Nanos> done_at_;
   Nanos batch_ceiling_ = 0;
   Nanos wanted_ = 0;
+  bool failed_ = false;
+  std::pair<crdt::Incarnation, Nanos> reopening_;
 };
 
 /// A node on such a disk.
@@ -121,10 +154,17 @@ class DiskNode {
       sent.push_back({peer, message});
     };
     events.reincarnated = [](const crdt::Incarnation&) {};
-    events.log = [](const std::string&, const std::string&) {};
+    events.log = [this](const std::string& event, const std::string& detail) {
+      if (event == "storage_recovered") counted_twice += std::stoull(detail);
+    };
     engine = std::make_unique<node::Engine>(std::move(options), &store, std::move(events));
+    storage::StoreEvents told;
+    told.failed = [this](const std::string& reason) { engine->store_failed(reason, now_); };
+    told.opened = [this](std::shared_ptr<storage::Recovered> recovered) {
+      engine->store_opened(std::move(recovered), now_);
+    };
     std::string error;
-    if (!engine->start(now, {}, error)) RC_FAIL(error);
+    if (!engine->start(now, told, error)) RC_FAIL(error);
   }
 
   /// A while later, with everything done that is due by then.
@@ -145,6 +185,7 @@ class DiskNode {
   VirtualStore store;
   std::unique_ptr<node::Engine> engine;
   std::vector<crdt::Envelope> sent;
+  std::uint64_t counted_twice = 0;  // as it says
 
  private:
   Nanos now_;
@@ -296,6 +337,82 @@ LAW(48,
       mesh.advance(25 * kMillisecond);
     }
   }
+}
+
+LAW(49,
+    "a node whose disk was broken promises again once it is not, and then its disk holds all that "
+    "it "
+    "counted",
+    "a disk that broke", "a disk that broke again", "broken for longer than the longest wait",
+    "a failed write that was there", "another disk in its place", "decided without a disk",
+    "counted twice, and said so", "a bucket") {
+  Platter platter;
+  Rule rule = disk_rule(Durability::commit);
+  rule.window = kHour;
+  if (*chance(30)) {
+    rule.algorithm = Algorithm::token_bucket;
+    rule.burst = rule.limit;
+    reached("a bucket");
+  }
+  auto node = std::make_unique<DiskNode>(platter, kStart, rule_set({rule}));
+  std::map<std::string, std::uint64_t> counted;
+  const auto run = [&](Nanos time, bool asks = true) {
+    for (const Nanos until = node->now() + time; node->now() < until;) {
+      if (asks && *chance(5)) {
+        const std::string key(1, static_cast<char>('a' + *between(0, 3)));
+        RC_ASSERT(node->check(key).allowed);
+        ++counted[key];
+        reached("decided without a disk", !node->engine->status().writing);
+      }
+      node->advance(20 * kMillisecond);
+    }
+  };
+  const int faults = *between(1, 3).as("faults");
+  for (int fault = 0; fault < faults; ++fault) {
+    run(*between<Nanos>(0, kSecond));
+    node->store.broken = true;
+    node->store.keeps = *chance(40);
+    const Nanos length = *one_of<Nanos>({kSecond, 5 * kSecond, 40 * kSecond});
+    run(length);
+    reached("a disk that broke");
+    reached("a disk that broke again", fault > 0);
+    reached("broken for longer than the longest wait", length == 40 * kSecond);
+    reached("a failed write that was there", node->store.keeps);
+    RC_ASSERT(!node->engine->status().durable);
+    if (*chance(25)) {
+      platter = {};
+      reached("another disk in its place");
+    }
+    node->store.broken = false;
+    run(node::Engine::kLongestReopenWait + kSecond);
+    RC_ASSERT(node->engine->status().durable);
+    RC_ASSERT(node->engine->status().storage_failure.empty());
+  }
+  bool durable = false;
+  node->engine->when_durable([&](bool yes) { durable = yes; });
+  run(kSecond / 10, false);
+  RC_ASSERT(durable);
+  std::uint64_t here = 0;
+  std::uint64_t there = 0;
+  const Nanos now = node->now();
+  reached("counted twice, and said so", node->counted_twice > 0);
+  if (!is_bucket(rule.algorithm)) {
+    node->engine->replica().for_each([&](const crdt::Cell& cell) {
+      if (!crdt::is_registry(cell.id)) here += cell.total();
+    });
+    for (const auto& [key, units] : counted) there += units;
+    RC_ASSERT(here == there + node->counted_twice);
+  }
+  node.reset();
+  DiskNode again(platter, now, rule_set({rule}));
+  there = 0;
+  for (const auto& [key, units] : counted) {
+    const std::vector<Entry> entries{{"key", key}};
+    const std::uint64_t used = again.engine->limiter().used(0, {"api", entries, 0}, now);
+    if (!is_bucket(rule.algorithm)) RC_ASSERT(used >= units);
+    there += used;
+  }
+  if (!is_bucket(rule.algorithm)) RC_ASSERT(there == here);
 }
 
 LAW(50,

@@ -79,6 +79,23 @@ Bytes boot_key(std::uint64_t ordinal) {
 
 }  // namespace
 
+int try_to_write(const std::string& directory) {
+  // About as much as a commit writes at once.
+  const std::vector<char> bytes(1u << 20, 'w');
+  const std::string path = directory + "/probe";
+  File file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kFileMode));
+  if (file.get() < 0) return errno;
+  int error = 0;
+  for (std::size_t done = 0; error == 0 && done < bytes.size();) {
+    const ssize_t written = ::write(file.get(), bytes.data() + done, bytes.size() - done);
+    if (written < 0 && errno != EINTR) error = errno;
+    if (written > 0) done += static_cast<std::size_t>(written);
+  }
+  if (error == 0 && ::fsync(file.get()) != 0) error = errno;
+  ::unlink(path.c_str());
+  return error;
+}
+
 File::~File() {
   if (fd_ >= 0) ::close(fd_);
 }
@@ -721,6 +738,19 @@ bool Disk::any_ended(Nanos floor) const {
   return std::any_of(tables_.begin(), tables_.end(), [floor](const crdt::Generation& generation) {
     return generation.end() <= floor;
   });
+}
+
+void Disk::check_in_place() const {
+  mdb_filehandle_t data = -1;
+  check(mdb_env_get_fd(env_.get(), &data), file(kData));
+  const std::pair<const char*, int> files[] = {{kData, data}, {kMarker, marker_.get()}};
+  for (const auto& [name, handle] : files) {
+    struct stat held {};
+    struct stat there {};
+    const bool same = ::fstat(handle, &held) == 0 && ::stat(file(name).c_str(), &there) == 0 &&
+                      held.st_dev == there.st_dev && held.st_ino == there.st_ino;
+    if (!same) throw StoreError(file(name) + " was deleted or replaced while it was in use");
+  }
 }
 
 std::size_t Disk::drop_ended(Txn& txn, Nanos floor, std::size_t limit) {

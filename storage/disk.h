@@ -16,6 +16,10 @@
 
 namespace weir::storage {
 
+/// Tries to write a little beside a store. Returns 0, or the system's error: ENOSPC where LMDB may
+/// have said EIO, as it does of a write that came half through.
+int try_to_write(const std::string& directory);
+
 /// The files of one store and what their tables mean (docs/storage-format.md). Not thread-safe:
 /// open() runs on the caller's thread, everything after on the writer's. Every function throws
 /// StoreError; after that, and after a transaction that did not commit, the object may only be
@@ -40,6 +44,9 @@ class Disk {
   const Log& log() const { return log_; }
   const std::set<crdt::Generation>& tables() const { return tables_; }
   std::uint64_t map_used() const;
+  /// Throws if the files are not where they were when they were opened: what is written from then
+  /// on would be found by nobody.
+  void check_in_place() const;
   /// Frees what readers that died left behind; returns how many.
   std::uint64_t clear_stale_readers();
 

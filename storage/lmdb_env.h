@@ -16,13 +16,15 @@ namespace weir::storage {
 
 /// Thrown inside the folder only; Store turns it into an error value or the failed() event.
 struct StoreError : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit StoreError(const std::string& what, int error = 0)
+      : std::runtime_error(what), code(error) {}
+  int code = 0;  ///< LMDB's or the system's, where one is known
 };
 
 /// Throws StoreError("what: LMDB's message") unless `rc` is MDB_SUCCESS.
 inline void check(int rc, std::string_view what) {
   if (rc == MDB_SUCCESS) return;
-  throw StoreError(std::string(what) + ": " + mdb_strerror(rc));
+  throw StoreError(std::string(what) + ": " + mdb_strerror(rc), rc);
 }
 
 inline MDB_val to_val(View bytes) {

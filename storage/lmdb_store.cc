@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -21,6 +22,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kDropStep = 256;
+/// Between two looks at whether the files are still where they were.
+constexpr std::chrono::seconds kPlaceCheckInterval{1};
 constexpr std::size_t kFirstFoldCells = 4096;
 constexpr std::size_t kLeastFoldCells = 1024;
 
@@ -66,24 +69,23 @@ class LmdbStore final : public Store {
     }
     events_ = std::move(events);
     try {
-      disk_.emplace(options_, tuning_.max_handles);
-      out = disk_->open(fresh, now);
-      stale_readers_ = disk_->clear_stale_readers();
+      attach(fresh, now, out);
     } catch (const std::exception& failure) {
-      error = failure.what();
-      if (error.find(options_.path) == std::string::npos) error = options_.path + ": " + error;
+      error = explain(failure);
       disk_.reset();
       return false;
     }
-    ceiling_ = ceiling_wanted_ = std::max(out.time_floor, now);
-    oldest_floor_ = out.time_floor;
-    log_since_ = next_scan_ = Clock::now();
-    next_reader_check_ = log_since_ + tuning_.reader_check_interval;
-    fold_step_cells_ = std::min(kFirstFoldCells, tuning_.fold_step_cells);
-    publish();
-    accepting_ = true;
     thread_ = std::thread([this] { run(); });
     return true;
+  }
+
+  void reopen(const crdt::Incarnation& fresh, Nanos now) override {
+    {
+      std::lock_guard lock(mutex_);
+      accepting_ = false;
+      reopening_ = Reopening{fresh, now};
+    }
+    wake_.notify_one();
   }
 
   bool adopt(const crdt::Incarnation& fresh, Nanos now, std::string& error) override {
@@ -159,13 +161,18 @@ class LmdbStore final : public Store {
     bool taken = false;
   };
 
+  struct Reopening {
+    crdt::Incarnation fresh;
+    Nanos now = 0;
+  };
+
   struct Wishes {
     std::optional<Adoption> adoption;
     Nanos ceiling = 0;
     Nanos floor = 0;
     std::uint64_t appended = 0;
     bool closing = false;
-    bool abandoned = false;
+    bool abandoned = false;  // or to be opened again
   };
 
   void stop_thread() {
@@ -174,12 +181,66 @@ class LmdbStore final : public Store {
     disk_.reset();
   }
 
+  /// Opens the files and begins anew.
+  void attach(const crdt::Incarnation& fresh, Nanos now, Recovered& out) {
+    disk_.reset();
+    disk_.emplace(options_, tuning_.max_handles);
+    out = disk_->open(fresh, now);
+    stale_readers_ = disk_->clear_stale_readers();
+    oldest_floor_ = out.time_floor;
+    log_since_ = next_scan_ = Clock::now();
+    next_reader_check_ = log_since_ + tuning_.reader_check_interval;
+    next_place_check_ = log_since_ + kPlaceCheckInterval;
+    fold_step_cells_ = std::min(kFirstFoldCells, tuning_.fold_step_cells);
+    fold_target_ = 0;
+    gathered_ = scanning_ = false;
+    settling_floor_ = settled_floor_ = scanned_floor_ = 0;
+    settling_record_.reset();
+    committed_ = 0;
+    pending_.clear();
+    {
+      std::lock_guard lock(mutex_);
+      queue_.clear();
+      appended_ = in_commit_ = 0;
+      ceiling_ = ceiling_wanted_ = std::max(out.time_floor, now);
+      accepting_ = true;
+    }
+    publish();
+  }
+
   void run() {
-    try {
-      while (step()) {
+    do {
+      try {
+        while (step()) {
+        }
+      } catch (const std::exception& failure) {
+        fail(failure);
       }
-    } catch (const std::exception& failure) {
-      fail(failure.what());
+    } while (open_again());
+  }
+
+  /// Once it is wanted. False: the store is to end.
+  bool open_again() {
+    while (true) {
+      Reopening wanted;
+      {
+        std::unique_lock lock(mutex_);
+        wake_.wait(lock, [this] { return abandoned_ || closing_ || reopening_.has_value(); });
+        if (abandoned_ || closing_) return false;
+        wanted = *std::exchange(reopening_, std::nullopt);
+      }
+      try {
+        // Room for no more than a commit or two would soon be used up again.
+        if (int error = try_to_write(options_.path); error != 0 && error != ENOENT) {
+          throw StoreError("cannot write", error);
+        }
+        auto recovered = std::make_shared<Recovered>();
+        attach(wanted.fresh, wanted.now, *recovered);
+        if (events_.opened) events_.opened(std::move(recovered));
+        return true;
+      } catch (const std::exception& failure) {
+        fail(failure);
+      }
     }
   }
 
@@ -187,6 +248,10 @@ class LmdbStore final : public Store {
   bool step() {
     Wishes wishes = wait();
     if (wishes.abandoned) return false;
+    if (const Clock::time_point now = Clock::now(); now >= next_place_check_) {
+      next_place_check_ = now + kPlaceCheckInterval;
+      disk_->check_in_place();
+    }
     if (wishes.adoption) commit_adoption(*wishes.adoption);
     if (!pending_.empty() || wishes.ceiling > ceiling_) {
       commit_writes(wishes.ceiling);
@@ -202,8 +267,9 @@ class LmdbStore final : public Store {
     Clock::time_point due = next_due();
     std::unique_lock lock(mutex_);
     wake_.wait_until(lock, due, [this] {
-      return abandoned_ || closing_ || adoption_wanted() || !pending_.empty() || !queue_.empty() ||
-             ceiling_wanted_ > ceiling_ || floor_wanted_ > floor_;
+      return abandoned_ || closing_ || reopening_.has_value() || adoption_wanted() ||
+             !pending_.empty() || !queue_.empty() || ceiling_wanted_ > ceiling_ ||
+             floor_wanted_ > floor_;
     });
     if (pending_.empty()) {
       pending_.swap(queue_);
@@ -214,7 +280,7 @@ class LmdbStore final : public Store {
             floor_wanted_,
             appended_,
             closing_,
-            abandoned_};
+            abandoned_ || reopening_.has_value()};
   }
 
   bool adoption_wanted() const { return adoption_ && adoption_->waiting; }
@@ -232,7 +298,7 @@ class LmdbStore final : public Store {
   }
 
   Clock::time_point next_due() const {
-    Clock::time_point due = next_reader_check_;
+    Clock::time_point due = std::min(next_reader_check_, next_place_check_);
     if (disk_->log().records() > 0) {
       due = std::min(due, fold_target_ >= disk_->log().first ? Clock::time_point::min()
                                                              : log_since_ + tuning_.fold_age);
@@ -435,7 +501,24 @@ class LmdbStore final : public Store {
     counters_.map_used_bytes = disk_->map_used();
   }
 
-  void fail(const std::string& reason) {
+  /// With the path; and the true reason where the system told LMDB another.
+  std::string explain(const std::exception& failure) const {
+    std::string text = failure.what();
+    const auto* error = dynamic_cast<const StoreError*>(&failure);
+    int code = error == nullptr ? 0 : error->code;
+    if (code == EIO) code = try_to_write(options_.path);
+    if (code == ENOSPC) text = fmt::format("no space left on the disk ({})", text);
+    if (code == EDQUOT) text = fmt::format("the quota of the disk is used up ({})", text);
+    if (code == MDB_MAP_FULL) {
+      text = fmt::format("storage.map_size, {} bytes, is used up ({})", options_.map_bytes, text);
+    }
+    if (text.find(options_.path) == std::string::npos) text = options_.path + ": " + text;
+    return text;
+  }
+
+  void fail(const std::exception& failure) {
+    const std::string reason = explain(failure);
+    disk_.reset();
     {
       std::lock_guard lock(mutex_);
       accepting_ = false;
@@ -446,9 +529,9 @@ class LmdbStore final : public Store {
     pending_.clear();
     if (!events_.failed) return;
     try {
-      events_.failed(fmt::format("{}: {}", options_.path, reason));
+      events_.failed(reason);
     } catch (const std::exception&) {
-      // The writer has stopped; there is nobody left to tell.
+      // There is nobody left to tell.
     }
   }
 
@@ -462,6 +545,7 @@ class LmdbStore final : public Store {
   std::condition_variable wake_;
   std::condition_variable adopted_;
   std::optional<Adoption> adoption_;
+  std::optional<Reopening> reopening_;
   std::deque<crdt::Write> queue_;
   std::uint64_t in_commit_ = 0;
   std::uint64_t appended_ = 0;
@@ -493,6 +577,7 @@ class LmdbStore final : public Store {
   Bytes scan_from_;
   Clock::time_point next_scan_;
   Clock::time_point next_reader_check_;
+  Clock::time_point next_place_check_;
   std::uint64_t folded_ = 0;
   std::uint64_t dropped_ = 0;
   std::uint64_t stale_readers_ = 0;

@@ -860,6 +860,85 @@ TEST(LmdbStore, ARealWriteErrorKeepsWhatWasCommitted) {
   EXPECT_TRUE(same(model_of(again.recovered.state), model));
 }
 
+/// A store, and what it says when it is opened again.
+struct Reopened {
+  explicit Reopened(const std::string& path, LmdbHooks hooks = {})
+      : store(make_lmdb_store(options_for(path), lazy(), std::move(hooks))) {
+    StoreEvents events = watch.events();
+    events.opened = [this](std::shared_ptr<Recovered> found) {
+      opened.set_value(std::move(found));
+    };
+    Recovered recovered;
+    std::string error;
+    EXPECT_TRUE(store->open(boot_id(1), kT0, std::move(events), recovered, error)) << error;
+  }
+  std::shared_ptr<Recovered> again(std::uint64_t boot) {
+    store->reopen(boot_id(boot), kT0 + 1);
+    std::future<std::shared_ptr<Recovered>> told = opened.get_future();
+    if (told.wait_for(std::chrono::seconds(20)) != std::future_status::ready) return nullptr;
+    return told.get();
+  }
+  void write(crdt::WriteId id) { store->append({id, {{windowed(id, epoch(0), {{1, id}})}, {}}}); }
+  Watch watch;
+  std::promise<std::shared_ptr<Recovered>> opened;
+  std::unique_ptr<Store> store;
+};
+
+TEST(LmdbStore, AFullDiskIsCalledSoAndIsOpenedAgain) {
+  TempDir dir;
+  std::atomic<bool> full{false};
+  LmdbHooks hooks;
+  hooks.before_commit = [&] { return full ? ENOSPC : 0; };
+  Reopened node(dir.path(), hooks);
+  node.write(1);
+  ASSERT_TRUE(node.watch.wait_committed(1));
+  full = true;
+  node.write(2);
+  ASSERT_TRUE(node.watch.wait_failed());
+  EXPECT_THAT(node.watch.failures()[0], HasSubstr(dir.path()));
+  EXPECT_THAT(node.watch.failures()[0], HasSubstr("no space left on the disk"));
+  node.write(3);
+  full = false;
+  const std::shared_ptr<Recovered> found = node.again(2);
+  ASSERT_NE(found, nullptr);
+  EXPECT_EQ(found->state.cells.size(), 1u);
+  EXPECT_EQ(found->incarnations, std::vector<crdt::Incarnation>{boot_id(1)});
+  node.store->append({4, {{windowed(4, epoch(0), {{1, 4}})}, {}}});
+  EXPECT_TRUE(eventually([&] { return node.watch.committed() == 4; }));
+  node.store->close(kT0 + 2);
+  Opened last = open_at(dir.path(), 3);
+  EXPECT_TRUE(last.recovered.clean);
+  EXPECT_EQ(last.recovered.state.cells.size(), 2u);
+}
+
+TEST(LmdbStore, AStoreThatIsDeletedOrReplacedFailsAndIsMadeAnew) {
+  for (bool replaced : {false, true}) {
+    TempDir dir;
+    const std::string path = dir / "store";
+    Reopened node(path);
+    node.write(1);
+    ASSERT_TRUE(node.watch.wait_committed(1));
+    if (replaced) {
+      std::filesystem::copy(path, dir / "copy", std::filesystem::copy_options::recursive);
+      std::filesystem::rename(path, dir / "old");
+      std::filesystem::rename(dir / "copy", path);
+    } else {
+      std::filesystem::remove_all(path);
+    }
+    ASSERT_TRUE(node.watch.wait_failed());
+    EXPECT_THAT(node.watch.failures()[0], HasSubstr(path + "/data.mdb"));
+    EXPECT_THAT(node.watch.failures()[0], HasSubstr("deleted or replaced"));
+    const std::shared_ptr<Recovered> found = node.again(2);
+    ASSERT_NE(found, nullptr);
+    EXPECT_EQ(found->state.cells.size(), replaced ? 1u : 0u);
+    node.store->append({2, {{windowed(2, epoch(0), {{1, 2}})}, {}}});
+    EXPECT_TRUE(eventually([&] { return node.watch.committed() == 2; }));
+    node.store->close(kT0 + 2);
+    Opened last = open_at(path, 3);
+    EXPECT_EQ(last.recovered.state.cells.size(), replaced ? 2u : 1u);
+  }
+}
+
 TEST(LmdbStore, RefusesAnotherIdentity) {
   TempDir dir;
   open_at(dir.path(), 1).store->close(kT0);

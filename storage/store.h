@@ -34,10 +34,13 @@ struct Recovered {
 struct StoreEvents {
   /// All writes up to `upto` are durable.
   std::function<void(crdt::WriteId upto)> committed;
-  /// The store failed (disk full, map full, I/O or sync error). Nothing more is ever acknowledged.
+  /// The store failed (disk full, map full, I/O or sync error, its files are gone). Nothing more is
+  /// acknowledged until it is opened again.
   std::function<void(const std::string& reason)> failed;
   /// Times up to `ceiling` are durably reserved: see reserve_time().
   std::function<void(Nanos ceiling)> reserved = {};
+  /// It is open again, and this is what it held: see reopen().
+  std::function<void(std::shared_ptr<Recovered>)> opened = {};
 };
 
 struct StoreCounters {
@@ -68,6 +71,11 @@ class Store {
   /// Takes another incarnation, durable before this returns. On failure returns false and why: it
   /// was used before, or the store has failed. What is written after it may be under either.
   virtual bool adopt(const crdt::Incarnation& fresh, Nanos now, std::string& error) = 0;
+
+  /// After failed(): opens the files again under `fresh`, as open() does, on the store's own
+  /// thread. What was queued and not committed is forgotten. `opened` follows, or `failed` once
+  /// more.
+  virtual void reopen(const crdt::Incarnation& fresh, Nanos now) = 0;
 
   /// Queues a write. `committed` follows, in order; several are grouped in one commit.
   virtual void append(crdt::Write write) = 0;

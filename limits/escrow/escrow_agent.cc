@@ -69,10 +69,13 @@ void EscrowAgent::begin(bool disk, Nanos time_floor, bool set_back, Nanos now,
   time_floor_ = time_floor;
   may_take_over_ = disk_ = disk;
   quick_ = disk && now <= time_floor && !set_back;
+  taking_over_ = taken_over_ = registered_ = tainted_ = false;
+  for (Peer& peer : peers_) peer.confirmed = false;
+  register_incarnation(now);
+  if (boot_fence_ != kNever) return;  // memory knows what was counted since
   boot_fence_ = now + kFenceSkews * replica_.options().max_skew;
   elder_counts_ = replica_.counters().elder_counts;
   elder_rows_at_boot_ = replica_.counters().elder_rows;
-  register_incarnation(now);
   // What the disk says. Peers have told this incarnation nothing yet, but perhaps the one before
   // it, of one that wrote to another disk.
   for (const crdt::CellId& id : {registry_before_, registry_}) {

@@ -57,7 +57,8 @@ class EscrowAgent {
  public:
   EscrowAgent(EscrowAgentOptions options, crdt::Replica& replica, Limiter& limiter);
 
-  /// After Replica::restore. `disk`: the replica has one. `time_floor`: no earlier incarnation on
+  /// After Replica::restore; and once more when a disk that had failed was opened again and has all
+  /// that is in memory. `disk`: the replica has one. `time_floor`: no earlier incarnation on
   /// it used a later time, unless the clock was set back since. In windows that are lost
   /// (ReplicaOptions::lost) nothing that earlier incarnations had is taken over. `boots`: the
   /// earlier incarnations that wrote to the disk.

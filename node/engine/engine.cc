@@ -21,6 +21,9 @@ constexpr Nanos kBehindFor = kSecond;
 /// More than this between two pumps is the clock's leap, or a loop that was busy: no fault of the
 /// disk.
 constexpr Nanos kLongestPump = 100 * kMillisecond;
+/// Cells of a refill in one pump.
+constexpr std::size_t kRefillPiece = 2048;
+constexpr Nanos kFirstReopenWait = kSecond;
 /// Reservations that have timed out, settled in one pump.
 constexpr std::size_t kSettleBatch = 1024;
 
@@ -54,10 +57,14 @@ bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& e
     ceiling_ = ceiling;
     if (tell) tell(ceiling);
   };
+  store_events.opened = [tell = std::move(store_events.opened)](auto opened) {
+    Refill::prepare(*opened);
+    if (tell) tell(std::move(opened));
+  };
   storage::Recovered recovered;
   if (store_ != nullptr) {
     if (!store_->open(fresh, wall, std::move(store_events), recovered, error)) return false;
-    durable_ = true;
+    durable_ = writing_ = true;
     ceiling_ = reserved_ = std::max(recovered.time_floor, wall);
     reserve_time(wall);
   }
@@ -115,7 +122,7 @@ bool Engine::handed_over() {
     handed_over_write_ = last_write_;
     handed_over_stamp_ = 0;
   }
-  if (durable_ && persisted_ < handed_over_write_) return false;
+  if (writing_ && persisted_ < handed_over_write_) return false;
   const std::vector<crdt::PeerStatus> peers = replica_->peers();
   for (crdt::PeerIndex i = 0; i < peers.size(); ++i) {
     // What is durable has its stamp.
@@ -128,7 +135,8 @@ bool Engine::handed_over() {
 void Engine::stop(Nanos wall) {
   Nanos now = clock(wall);
   limiter_->settle_all(now);
-  if (store_ == nullptr || !durable_) return;
+  if (!writing_) return;
+  while (refill_ && !refilled_) refill(now);
   while (!drain(now)) {
     // It stops after a batch when the disk is behind; close() waits for the disk.
   }
@@ -153,7 +161,7 @@ Nanos Engine::clock(Nanos wall) {
 
 /// By the wall clock, not by a clock that stands still: or every crash would put it further ahead.
 void Engine::reserve_time(Nanos wall) {
-  if (!durable_ || wall + options_.time_ahead / 2 <= reserved_) return;
+  if (!writing_ || wall + options_.time_ahead / 2 <= reserved_) return;
   reserved_ = wall + options_.time_ahead;
   store_->reserve_time(reserved_);
 }
@@ -172,7 +180,7 @@ void Engine::watch_clock(Nanos wall, Nanos now) {
 /// the latest. So an answer that waited, and whatever a peer sees, are of times that outlive a
 /// crash.
 void Engine::watch_disk(Nanos passed) {
-  time_stood_ = durable_ && ceiling_ < wall_ ? time_stood_ + passed : 0;
+  time_stood_ = writing_ && ceiling_ < wall_ ? time_stood_ + passed : 0;
   stalled_ = time_stood_ >= options_.max_time_wait;
 }
 
@@ -257,9 +265,10 @@ void Engine::pump(Nanos wall) {
   watch_disk(passed);
   Nanos now = clock(wall);
   watch_clock(wall, now);
-  if (renewing_ && (!durable_ || persisted_ >= last_write_)) renew(now);
+  if (store_ != nullptr && !writing_) reopen_store(wall);
+  if (renewing_ && (!writing_ || persisted_ >= last_write_)) renew(now);
   limiter_->settle_due(now, kSettleBatch);
-  holding_ = durable_ && (renewing_ || store_->backlog() >= options_.max_backlog);
+  holding_ = writing_ && (renewing_ || store_->backlog() >= options_.max_backlog);
   if (now >= next_sweep_ && !holding_) {
     step("sweep");
     sweep(now);
@@ -271,8 +280,12 @@ void Engine::pump(Nanos wall) {
   if (!holding_ && drain(now) && swept_) {
     step("retire");
     replica_->retire_buckets(*swept_);
-    if (durable_) store_->expire(*swept_);
+    if (writing_) store_->expire(*swept_);
     swept_.reset();
+  }
+  if (refill_ && !holding_) {
+    step("refill");
+    refill(now);
   }
   step("protocol");
   replica_->tick(now);
@@ -309,7 +322,7 @@ bool Engine::drain(Nanos now) {
       last_write_ = std::max(last_write_, replica_->count(counts_, now));
       dispatch();
     }
-    if (more && durable_ && store_->backlog() >= options_.max_backlog) return false;
+    if (more && writing_ && store_->backlog() >= options_.max_backlog) return false;
   }
   if (!waiters_.empty() && waiters_.back().generation == generation_) {
     drained_.push_back({generation_, last_write_});
@@ -355,18 +368,18 @@ void Engine::handle_alarms(Nanos now) {
   // What was written under the old incarnation must be durable before the rest moves to a new one,
   // or a restart would count it under both.
   renewing_ = true;
-  if (!durable_ || persisted_ >= last_write_) renew(now);
+  if (!writing_ || persisted_ >= last_write_) renew(now);
 }
 
 void Engine::renew(Nanos now) {
   renewing_ = false;
   crdt::Incarnation fresh = options_.fresh_incarnation();
   std::string error;
-  if (durable_ && !store_->adopt(fresh, now, error)) {
+  if (writing_ && !store_->adopt(fresh, now, error)) {
     store_failed(error, now);
     return;
   }
-  reincarnate(fresh, !durable_, now);
+  reincarnate(fresh, !writing_, now);
 }
 
 void Engine::reincarnate(const crdt::Incarnation& fresh, bool memory_only, Nanos now) {
@@ -380,7 +393,7 @@ void Engine::reincarnate(const crdt::Incarnation& fresh, bool memory_only, Nanos
 }
 
 void Engine::committed(crdt::WriteId upto, Nanos wall) {
-  if (!durable_) return;
+  if (!writing_) return;
   persisted_ = std::max(persisted_, upto);
   replica_->persisted(upto, clock(wall));
   dispatch();
@@ -388,15 +401,68 @@ void Engine::committed(crdt::WriteId upto, Nanos wall) {
 }
 
 void Engine::store_failed(const std::string& reason, Nanos wall) {
-  if (!durable_.exchange(false)) return;
-  Nanos now = clock(wall);
+  if (!writing_ && !reopening_) return;
+  // What has failed again soon is not what has failed once in a long time.
+  const bool again = wall < reopen_due_ + 2 * kLongestReopenWait;
+  reopen_wait_ = again ? std::min(2 * reopen_wait_, kLongestReopenWait) : kFirstReopenWait;
+  reopen_due_ = wall + reopen_wait_;
+  reopening_ = false;
+  events_.log("storage_failed", reason);
   failure_ = reason;
+  if (!std::exchange(writing_, false)) return;
+  durable_ = false;
+  Nanos now = clock(wall);
   ceiling_ = kNever;
   holding_ = false;
   renewing_ = false;
-  events_.log("storage_failed", reason);
+  refill_.reset();
   reincarnate(options_.fresh_incarnation(), true, now);
   answer_waiters(true);
+}
+
+void Engine::reopen_store(Nanos wall) {
+  // A wall clock that was set back must not make it wait.
+  const bool due = wall >= reopen_due_ || wall + kLongestReopenWait < reopen_due_;
+  if (reopening_ || closed_ || !due) return;
+  reopening_ = true;
+  store_broke_ = false;
+  reopened_as_ = options_.fresh_incarnation();
+  reopened_at_ = clock(wall);
+  store_->reopen(reopened_as_, reopened_at_);
+}
+
+void Engine::store_opened(std::shared_ptr<storage::Recovered> recovered, Nanos wall) {
+  if (!std::exchange(reopening_, false)) return;
+  // It may be another disk, or one from later: no boot begins before the time on its disk.
+  const Nanos floor = std::max(recovered->time_floor, reopened_at_);
+  for (Nanos seen = time_; seen < recovered->time_floor;) {
+    if (time_.compare_exchange_weak(seen, recovered->time_floor)) break;
+  }
+  ceiling_ = reserved_ = floor;
+  writing_ = true;
+  persisted_ = last_write_;
+  drained_.clear();
+  refill_ = std::make_unique<Refill>(std::move(recovered));
+  refilled_.reset();
+  reincarnate(reopened_as_, false, clock(wall));
+}
+
+/// The disk gets what it lacks of what is in memory. Until it has all of it nothing is promised: an
+/// answer stands for all that was decided before, and part of that is on its way.
+void Engine::refill(Nanos now) {
+  if (!refilled_) {
+    const bool done = refill_->step(*replica_, now, kRefillPiece);
+    dispatch();
+    if (done) refilled_ = last_write_;
+  }
+  if (!refilled_ || persisted_ < *refilled_) return;
+  durable_ = true;
+  failure_.clear();
+  escrow_->begin(true, refill_->time_floor(), refill_->set_back(), now, refill_->boots());
+  events_.log("storage_recovered",
+              std::to_string(refill_->counted_twice()) +
+                  " units of writes that had failed were found, and count twice");
+  refill_.reset();
 }
 
 void Engine::answer_waiters(bool failed) {
@@ -477,10 +543,10 @@ std::uint64_t Engine::over_admission(std::uint32_t rule, Nanos wall) {
 }
 
 EngineStatus Engine::status() const {
-  return {durable_,    failure_,        holding_,
-          stalled_,    unabsorbed_,     reincarnations_,
-          waiting_,    shed_,           was_set_back_,
-          replica_->early_cell_count()};
+  return {durable_,        writing_,      failure_,
+          holding_,        stalled_,      unabsorbed_,
+          reincarnations_, waiting_,      shed_,
+          was_set_back_,   replica_->early_cell_count()};
 }
 
 }  // namespace weir::node

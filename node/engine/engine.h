@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +20,7 @@
 #include <weir/limits/limiter.h>
 #include <weir/limits/reply.h>
 #include <weir/node/engine/over_admission.h>
+#include <weir/node/engine/refill.h>
 #include <weir/storage/store.h>
 
 namespace weir::node {
@@ -71,8 +73,9 @@ struct EscrowWindow {
 };
 
 struct EngineStatus {
-  bool durable = false;          ///< a store is open and has not failed
-  std::string storage_failure;   ///< why it has
+  bool durable = false;          ///< a store is open, holds what memory does, and has not failed
+  bool writing = false;          ///< a store is open: it may still lack some of what memory holds
+  std::string storage_failure;   ///< why it is not durable
   bool holding = false;          ///< waiting for a slow disk
   bool stalled = false;          ///< the disk is so slow that time goes on without it
   std::uint64_t unabsorbed = 0;  ///< cells from peers that found no memory in the limiter
@@ -99,8 +102,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   /// Opens the store under a fresh incarnation and takes in what it holds. `store_events` go to the
-  /// store as they are: the driver brings them back to its thread and calls committed() and
-  /// store_failed(). Returns false and why.
+  /// store as they are: the driver brings them back to its thread and calls committed(),
+  /// store_failed() and store_opened(). Returns false and why.
   bool start(Nanos wall, storage::StoreEvents store_events, std::string& error);
   /// Before a clean stop, while sessions last: settles in full all that is open, and transfers
   /// rights of escrow rules that are left here (EscrowAgent::hand_over). Nothing may be decided
@@ -166,7 +169,12 @@ class Engine {
   /// Moves counts along and does what is due. Call every few milliseconds.
   void pump(Nanos wall);
   void committed(crdt::WriteId upto, Nanos wall);
+  /// The node goes on in memory, under a fresh incarnation, and opens the store again once it can
+  /// be, after a second, later each time, up to kLongestReopenWait.
   void store_failed(const std::string& reason, Nanos wall);
+  /// Under another one again. Its answers are durable once the disk has all that memory holds.
+  void store_opened(std::shared_ptr<storage::Recovered> recovered, Nanos wall);
+  static constexpr Nanos kLongestReopenWait = 30 * kSecond;
   void peer_up(crdt::PeerIndex peer, const crdt::Incarnation& incarnation, Nanos wall);
   void peer_down(crdt::PeerIndex peer);
   void receive(crdt::PeerIndex peer, const crdt::Incarnation& from, const crdt::Message& message,
@@ -209,6 +217,8 @@ class Engine {
   bool drain(Nanos now);
   void sweep(Nanos now);
   void dispatch();
+  void reopen_store(Nanos wall);
+  void refill(Nanos now);
   void handle_alarms(Nanos now);
   void renew(Nanos now);
   void reincarnate(const crdt::Incarnation& fresh, bool memory_only, Nanos now);
@@ -222,9 +232,9 @@ class Engine {
   std::unique_ptr<EscrowAgent> escrow_;
   std::string boot_;  // in names of tickets; stays when the incarnation changes
   std::atomic<Nanos> time_{0};
-  std::atomic<Nanos> ceiling_{kNever};  // durable; raised by the store's thread
-  std::atomic<bool> stalled_{false};    // the ceiling does not hold time
-  std::atomic<bool> durable_{false};
+  std::atomic<Nanos> ceiling_{kNever};    // durable; raised by the store's thread
+  std::atomic<bool> stalled_{false};      // the ceiling does not hold time
+  std::atomic<bool> durable_{false};      // what is decided now can be: writing_, and no refill_
   std::atomic<bool> store_broke_{false};  // known to the store's thread before the driver's
   Nanos reserved_ = 0;
   std::optional<Nanos> behind_since_;  // on the wall clock, which is too far behind
@@ -251,7 +261,16 @@ class Engine {
   crdt::WriteId handed_over_write_ = 0;  // with that
   std::uint64_t handed_over_stamp_ = 0;  // up to here they have to acknowledge; 0: not known
   bool holding_ = false;
-  bool closed_ = false;    // the store is, by stop()
+  bool writing_ = false;  // the store takes writes
+  // A store that has failed:
+  bool reopening_ = false;  // it was asked to open again, as reopened_as_ at reopened_at_
+  crdt::Incarnation reopened_as_;
+  Nanos reopened_at_ = 0;
+  Nanos reopen_due_ = 0;   // by the wall clock
+  Nanos reopen_wait_ = 0;  // the last one
+  std::unique_ptr<Refill> refill_;
+  std::optional<crdt::WriteId> refilled_;  // the last write of it, once all are made
+  bool closed_ = false;                    // the store is, by stop()
   bool renewing_ = false;  // a tripwire asked for a new incarnation; writes are still on their way
   std::string failure_;
   std::uint64_t unabsorbed_ = 0;

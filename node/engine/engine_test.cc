@@ -29,6 +29,10 @@ class ModelStore final : public storage::Store {
   bool adopt(const crdt::Incarnation& fresh, Nanos, std::string&) override {
     return used.insert(fresh).second;
   }
+  void reopen(const crdt::Incarnation& fresh, Nanos) override {
+    queue_.clear();
+    reopened = fresh;
+  }
   void append(crdt::Write write) override { queue_.push_back(std::move(write)); }
   void expire(Nanos) override {}
   void reserve_time(Nanos to) override {
@@ -71,6 +75,7 @@ class ModelStore final : public storage::Store {
   Nanos wanted = 0;
   bool stalled = false;  // reservations wait for reach()
   bool broken = false;
+  crdt::Incarnation reopened;
 
  private:
   storage::StoreEvents events_;

@@ -35,6 +35,7 @@ class ModelDisk final : public storage::Store {
     return true;
   }
   bool adopt(const crdt::Incarnation&, Nanos, std::string&) override { return true; }
+  void reopen(const crdt::Incarnation&, Nanos) override {}
   void append(crdt::Write write) override { queue_.push_back(std::move(write)); }
   void expire(Nanos) override {}
   void reserve_time(Nanos to) override { events_.reserved(to); }

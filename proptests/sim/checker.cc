@@ -200,6 +200,7 @@ void Checker::reincarnated(std::uint32_t node, const crdt::Incarnation& fresh) {
     if (incarnations_[id].current) old = id;
   }
   freeze(node, old);
+  process.was_without_disk |= !incarnations_[old].durable;
   process.spent.clear();
   // What the replica holds of the old incarnation stays behind, the rest is counted again under the
   // new.
@@ -220,7 +221,7 @@ void Checker::reincarnated(std::uint32_t node, const crdt::Incarnation& fresh) {
   }
   IncarnationRecord& incarnation = incarnations_[fresh];
   incarnation = {node,
-                 nodes[node].engine->status().durable,
+                 nodes[node].engine->status().writing,
                  true,
                  {},
                  {},
@@ -786,6 +787,9 @@ void Checker::appended(std::uint32_t node, const crdt::Write& write) {
         }
         continue;
       }
+      // A disk that was opened again gets what is durable once more.
+      const std::optional<crdt::Cell> held = replica(node).find(cell.id);
+      if (held && held->value_of(slot.id) == slot.value) continue;
       if (cell.id.is_bucket()) note_written(node, cell.id, slot);
       std::uint64_t own = own_count(node, cell.id, slot.id.birth);
       std::uint64_t ahead = slot.value - std::min(slot.value, own);
@@ -805,7 +809,9 @@ void Checker::note_written(std::uint32_t node, const crdt::CellId& id, const crd
   std::uint64_t sum = own.log.empty() ? 0 : own.log.back().second;
   auto [start, fresh] = own.starts.try_emplace(slot.id.birth, 0);
   if (fresh) {
-    start->second = sum - std::min(sum, slot.value);
+    start->second = sum - std::min(sum, add_saturated(own.left_of(slot.id.birth), slot.value));
+    // What was counted without a disk was never written.
+    if (processes_[node].was_without_disk) own.written = start->second;
     if (start->second != own.written || std::next(start) != own.starts.end()) {
       fail(31, node,
            fmt::format("{}: a slot begins with {} of {} admitted units, {} are in older slots",
@@ -833,6 +839,10 @@ void Checker::durable(std::uint32_t node, const crdt::Write& write) {
 
 void Checker::store_failed(std::uint32_t node) {
   processes_[node].failed = true;
+}
+
+void Checker::store_opened(std::uint32_t node) {
+  processes_[node].failed = false;
 }
 
 // Network.

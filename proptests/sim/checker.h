@@ -71,6 +71,7 @@ class Checker {
   void appended(std::uint32_t node, const crdt::Write& write);
   void durable(std::uint32_t node, const crdt::Write& write);
   void store_failed(std::uint32_t node);
+  void store_opened(std::uint32_t node);
 
   // Network.
   /// `receiver`: the incarnation that `from` believes to talk to.
@@ -181,6 +182,7 @@ class Checker {
     std::unordered_map<crdt::CellId, std::uint64_t>
         spent;  // of rights, by the incarnation that runs
     bool failed = false;
+    bool was_without_disk = false;
     Nanos floor = 0;
     Nanos time = 0;
     Nanos floor_before = 0;

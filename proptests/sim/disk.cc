@@ -95,11 +95,16 @@ storage::Recovered Image::recovered() const {
 
 bool SimStore::open(const crdt::Incarnation& fresh, Nanos now, storage::StoreEvents events,
                     storage::Recovered& out, std::string& error) {
+  events_ = std::move(events);
+  return attach(fresh, now, out, error);
+}
+
+bool SimStore::attach(const crdt::Incarnation& fresh, Nanos now, storage::Recovered& out,
+                      std::string& error) {
   if (disk_.full) {
     error = "simulated disk: no space";
     return false;
   }
-  events_ = std::move(events);
   Image& image = disk_.image;
   bool used = std::find(image.incarnations.begin(), image.incarnations.end(), fresh) !=
               image.incarnations.end();
@@ -113,6 +118,7 @@ bool SimStore::open(const crdt::Incarnation& fresh, Nanos now, storage::StoreEve
   image.lived.take_set_back(now, kMaxSkew, out);
   if (disk_.backing) {
     storage::Recovered real;
+    disk_.backing->crash();  // what is left of an earlier one
     if (!disk_.backing->open(fresh, now, real, error)) return false;
     // When the real store forgets what is over is its own affair.
     Nanos floor = latest - kMaxSkew;
@@ -140,7 +146,24 @@ bool SimStore::open(const crdt::Incarnation& fresh, Nanos now, storage::StoreEve
     }
   }
   ceiling_wanted_ = batch_ceiling_ = image.ceiling;
+  ++opened_;
   return true;
+}
+
+void SimStore::reopen(const crdt::Incarnation& fresh, Nanos now) {
+  failed_ = true;
+  queue_.clear();
+  batch_.clear();
+  host_.after(host_.random->between(1, 20) * kMillisecond, [this, fresh, now] {
+    auto out = std::make_shared<storage::Recovered>();
+    std::string error = "simulated disk: cannot write";
+    if (disk_.failing || !attach(fresh, now, *out, error)) {
+      events_.failed(error);
+      return;
+    }
+    busy_ = failed_ = false;
+    events_.opened(std::move(out));
+  });
 }
 
 bool SimStore::adopt(const crdt::Incarnation& fresh, Nanos now, std::string& error) {
@@ -181,13 +204,16 @@ void SimStore::begin() {
   if (queue_.empty() && ceiling_wanted_ <= batch_ceiling_) return;
   busy_ = true;
   // A group forms while the thread wakes up.
-  host_.after(host_.random->between(5, 50) * kMicrosecond, [this] {
+  host_.after(host_.random->between(5, 50) * kMicrosecond, [this, opened = opened_] {
+    if (opened != opened_) return;
     batch_ = std::exchange(queue_, {});
     batch_ceiling_ = ceiling_wanted_;
     // What was asked for before this batch is settled once the batch is.
     expire_settling_ = expire_wanted_;
     Nanos takes = host_.latency / 2 + host_.random->between(0, host_.latency);
-    host_.after(std::min(takes * disk_.slowness, kLongestCommit), [this] { finish(); });
+    host_.after(std::min(takes * disk_.slowness, kLongestCommit), [this, opened] {
+      if (opened == opened_) finish();
+    });
   });
 }
 

@@ -101,6 +101,7 @@ class SimStore final : public storage::Store {
   bool open(const crdt::Incarnation& fresh, Nanos now, storage::StoreEvents events,
             storage::Recovered& out, std::string& error) override;
   bool adopt(const crdt::Incarnation& fresh, Nanos now, std::string& error) override;
+  void reopen(const crdt::Incarnation& fresh, Nanos now) override;
   void append(crdt::Write write) override;
   void expire(Nanos floor) override;
   void reserve_time(Nanos ceiling) override;
@@ -114,6 +115,8 @@ class SimStore final : public storage::Store {
   bool failed() const { return failed_; }
 
  private:
+  bool attach(const crdt::Incarnation& fresh, Nanos now, storage::Recovered& out,
+              std::string& error);
   void begin();
   void finish();
   void hold(std::vector<crdt::Write> writes, Nanos ceiling);
@@ -131,6 +134,7 @@ class SimStore final : public storage::Store {
   Nanos expire_wanted_ = 0;
   Nanos expire_settling_ = 0;
   Nanos expired_ = 0;
+  std::uint64_t opened_ = 0;  // how often: what was planned before is over
   bool busy_ = false;
   bool failed_ = false;
   storage::StoreCounters counters_;

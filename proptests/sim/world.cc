@@ -161,6 +161,7 @@ class World {
     try {
       chaos();
       heal();
+      recover();
       converge();
       rest();
       hunger();
@@ -325,6 +326,9 @@ class World {
     storage::StoreEvents store_events;
     store_events.committed = [this, n](crdt::WriteId upto) { committed(n, upto); };
     store_events.failed = [this, n](const std::string& reason) { store_failed(n, reason); };
+    store_events.opened = [this, n](std::shared_ptr<storage::Recovered> recovered) {
+      store_opened(n, std::move(recovered));
+    };
     std::string error;
     if (!node.engine->start(wall(n), std::move(store_events), error)) {
       note(n, "no start", 0, 0, [&] { return error; });
@@ -366,6 +370,7 @@ class World {
     bool adopt(const crdt::Incarnation& fresh, Nanos now, std::string& error) override {
       return under().adopt(fresh, now, error);
     }
+    void reopen(const crdt::Incarnation& fresh, Nanos now) override { under().reopen(fresh, now); }
     void append(crdt::Write write) override {
       world_.checker_.appended(n_, write);
       under().append(std::move(write));
@@ -430,6 +435,15 @@ class World {
     checker_.store_failed(n);
     note(n, "disk fail", 0, 0, [&] { return reason; });
     after(n, tell_delay(), [this, n, reason] { nodes_[n].engine->store_failed(reason, wall(n)); });
+  }
+
+  void store_opened(std::uint32_t n, std::shared_ptr<storage::Recovered> recovered) {
+    checker_.store_opened(n);
+    note(n, "disk again", recovered->state.cells.size(), 0,
+         [] { return "the store is open again"; });
+    after(n, tell_delay(), [this, n, recovered = std::move(recovered)] {
+      nodes_[n].engine->store_opened(recovered, wall(n));
+    });
   }
 
   void reincarnated(std::uint32_t n, const crdt::Incarnation& fresh) {
@@ -1016,6 +1030,20 @@ class World {
                                       static_cast<double>(ahead) / 1e9)};
     }
     checker_.expect_from_here();
+  }
+
+  /// Every disk is good again, and so is every node: it finds out by itself.
+  void recover() {
+    const Nanos until = now_ + (node::Engine::kLongestReopenWait + 10 * kSecond) * scenario_.scale;
+    for (std::uint32_t n = 0; n < scenario_.nodes; ++n) {
+      while (!nodes_[n].engine->status().durable) {
+        if (now_ >= until) {
+          throw Violation{49, fmt::format("n{}: its disk is good, and it promises nothing: {}", n,
+                                          nodes_[n].engine->status().storage_failure)};
+        }
+        advance(now_ + scenario_.sync_interval);
+      }
+    }
   }
 
   /// Nothing much happens for a while: nodes pump seldom.
