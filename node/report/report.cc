@@ -78,6 +78,15 @@ json loop_json(const rpc::TurnMeter& turns) {
   return out;
 }
 
+json conditions_json(const std::vector<Condition>& conditions) {
+  json out = json::array();
+  for (const Condition& one : conditions) {
+    out.push_back(
+        {{"name", one.name}, {"ready", one.ready}, {"alive", one.alive}, {"text", one.text}});
+  }
+  return out;
+}
+
 json rules_file_json(const RulesStatus& rules, const std::string& file, Nanos wall) {
   json out{{"file", file},
            {"version", rules.version},
@@ -210,6 +219,7 @@ void NodeReport::status_json(Text done) {
            {"reincarnations", status.reincarnations},
            {"clock", clock_json(status, from_.clock)}};
   const Forwarder* forwarder = from_.coordinator.forwarder();
+  out["conditions"] = conditions_json(conditions());
   out["escrow"] = escrow_json(engine.escrow(), forwarder);
   out["loop"] = loop_json(from_.turns);
   out["storage"] = storage_json(status, from_.store);
@@ -335,20 +345,51 @@ void NodeReport::collect_rights(NodeMetrics& out) {
   out.escrow->forwards_served = passed.served;
 }
 
-bool NodeReport::healthy(std::string& why) {
+/// One place for all of them (docs/http.md): a condition is a name, what it stops, and why.
+std::vector<Condition> NodeReport::conditions() {
   const EngineStatus status = from_.engine.status();
-  if (from_.store == nullptr || status.durable) return true;
-  why = "storage failed: " + status.storage_failure;
-  return false;
-}
+  const bool has_disk = from_.store != nullptr;
+  Condition stopping{"stopping"};
+  if (from_.coordinator.state().stopping) stopping = {"stopping", false, true, "stopping"};
 
-bool NodeReport::ready(std::string& why) {
-  if (from_.coordinator.state().stopping) {
-    why = "stopping";
-  } else {
-    why = from_.clock.wrong();
+  // It is opened again by itself, and what only memory knows would not outlive a restart.
+  Condition storage{"storage"};
+  if (has_disk && status.writing && !status.durable) {
+    storage = {"storage", false, true,
+               "the disk is back, and gets what it lacks, after: " + status.storage_failure};
+  } else if (has_disk && !status.durable) {
+    storage = {"storage", false, true, "storage failed: " + status.storage_failure};
   }
-  return why.empty();
+
+  Condition disk{"disk_in_time"};
+  if (status.stalled) {
+    disk = {"disk_in_time", false, true,
+            "the disk is so late that time goes on without it; requests that need it wait"};
+  } else if (from_.engine.overloaded(from_.wall())) {
+    disk = {"disk_in_time", false, true, "requests wait for the disk, and others are turned away"};
+  }
+
+  // Cut off it goes on; refused it is configured wrongly, and shares nothing with anybody.
+  Condition peers{"peers"};
+  bool any_up = false;
+  for (crdt::PeerIndex i = 0; from_.peers != nullptr && i < from_.config.peers.size(); ++i) {
+    const rpc::LinkStatus link = from_.peers->status(i);
+    any_up |= link.up;
+    if (!link.refuses) continue;
+    if (!peers.text.empty()) peers.text += "; ";
+    peers.text += peer_name(from_.config.peers[i].member) + ": " + link.last_error;
+  }
+  peers.ready = any_up || peers.text.empty();
+
+  Condition clock{"clock"};
+  clock.text = from_.clock.wrong();
+  clock.ready = clock.text.empty();
+
+  // The last good ones are in force: all nodes may have got the same bad file.
+  Condition rules{"rules"};
+  rules.text = from_.control.status().last_error;
+  return {std::move(stopping), std::move(storage), std::move(disk),
+          std::move(peers),    std::move(clock),   std::move(rules)};
 }
 
 }  // namespace weir::node

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <weir/crdt/time.h>
 #include <weir/node/config.h>
@@ -40,8 +41,7 @@ class NodeReport final : public Operations {
 
   void status_json(Text done) override;
   void metrics(Text done) override;
-  bool healthy(std::string& why) override;
-  bool ready(std::string& why) override;
+  std::vector<Condition> conditions() override;
 
  private:
   void make_text(std::function<std::string()> make, Text done);

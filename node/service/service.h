@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <weir/crdt/time.h>
 #include <weir/limits/lease.h>
@@ -59,6 +60,14 @@ class Service {
   virtual void status(const Caller& caller, Done<std::string> done) = 0;
 };
 
+/// One of the things that make a node fit for work, or not.
+struct Condition {
+  std::string_view name;  ///< a literal
+  bool ready = true;      ///< false: no requests should be sent here now
+  bool alive = true;      ///< false: nothing but a restart helps
+  std::string text = {};  ///< what is wrong; empty: nothing
+};
+
 /// What an operator asks: the admin front's side of the node. On the main loop.
 class Operations {
  public:
@@ -68,10 +77,8 @@ class Operations {
   virtual void status_json(Text done) = 0;
   /// In the Prometheus text format.
   virtual void metrics(Text done) = 0;
-  /// The process works. False: it should be restarted; says why.
-  virtual bool healthy(std::string& why) = 0;
-  /// Requests may be sent here. False: not now; says why.
-  virtual bool ready(std::string& why) = 0;
+  /// All of them, whether anything is wrong or not. In time that depends on the configuration only.
+  virtual std::vector<Condition> conditions() = 0;
 };
 
 }  // namespace weir::node

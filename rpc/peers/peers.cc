@@ -488,6 +488,7 @@ void PeerNetwork::Impl::Outgoing::up(const crdt::Incarnation& incarnation,
   tally.up = true;
   tally.incarnation = incarnation;
   tally.last_error.clear();
+  tally.refuses = false;
   ++tally.sessions;
   // Told as the incarnation that a set_incarnation() in this turn has replaced? Then it restarts.
   if (net_.restarting) mute();
@@ -530,6 +531,7 @@ void PeerNetwork::Impl::Outgoing::ping() {
 void PeerNetwork::Impl::Outgoing::failed(const kj::Exception& e) {
   std::string why = reason(e);
   net_.counters[index_].last_error = why;
+  net_.counters[index_].refuses = refused_;
   if (refused_) net_.report(label(peer()), why);
 }
 

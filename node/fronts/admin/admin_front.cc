@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include <weir/node/fronts/http/http_json.h>
 #include <weir/node/fronts/http/http_listener.h>
@@ -18,9 +20,18 @@ constexpr std::string_view kText = "text/plain; charset=utf-8";
 constexpr std::string_view kJson = "application/json";
 constexpr std::string_view kMetrics = "text/plain; version=0.0.4; charset=utf-8";
 
-void answer_probe(HttpExchange& exchange, bool good, const char* title, const std::string& why) {
-  if (good) return exchange.respond(200, kText, "ok\n");
-  respond_problem(exchange, 503, title, why);
+/// 503 with what stands against it; else 200, and what is wrong all the same.
+void answer_probe(HttpExchange& exchange, const std::vector<Condition>& conditions,
+                  bool Condition::*good, const char* title) {
+  std::string against;
+  std::string beside;
+  for (const Condition& one : conditions) {
+    if (one.text.empty()) continue;
+    std::string& list = one.*good ? beside : against;
+    list.append(list.empty() ? "" : "; ").append(one.name).append(": ").append(one.text);
+  }
+  if (!against.empty()) return respond_problem(exchange, 503, title, against);
+  exchange.respond(200, kText, beside.empty() ? "ok\n" : "ok, but " + beside + "\n");
 }
 
 }  // namespace
@@ -73,15 +84,11 @@ constexpr std::array<AdminFront::Impl::Endpoint, 4> AdminFront::Impl::kEndpoints
      }},
     {"/healthz", "probe",
      [](Impl& front, HttpExchange& exchange) {
-       std::string why;
-       const bool good = front.operations.healthy(why);
-       answer_probe(exchange, good, "Not healthy", why);
+       answer_probe(exchange, front.operations.conditions(), &Condition::alive, "Not healthy");
      }},
     {"/readyz", "probe",
      [](Impl& front, HttpExchange& exchange) {
-       std::string why;
-       const bool good = front.operations.ready(why);
-       answer_probe(exchange, good, "Not ready", why);
+       answer_probe(exchange, front.operations.conditions(), &Condition::ready, "Not ready");
      }},
 }};
 

@@ -17,15 +17,8 @@ namespace {
 struct Node final : Operations {
   void status_json(Text done) override { done(R"({"region":"eu"})"); }
   void metrics(Text done) override { made.push_back(std::move(done)); }
-  bool healthy(std::string& why) override {
-    why = "storage failed: \"disk\"";
-    return good;
-  }
-  bool ready(std::string& why) override {
-    why = "stopping";
-    return good;
-  }
-  bool good = true;
+  std::vector<Condition> conditions() override { return now; }
+  std::vector<Condition> now{{"storage"}, {"rules"}};
   std::vector<Text> made;  // for the test to tell
 };
 
@@ -90,11 +83,16 @@ TEST_F(AdminFrontTest, WhoHasGoneIsNotAnswered) {
 TEST_F(AdminFrontTest, ProbesSayWhy) {
   EXPECT_EQ(ask("GET /healthz").find("HTTP/1.1 200"), 0u);
   EXPECT_EQ(ask("GET /readyz").find("HTTP/1.1 200"), 0u);
-  node_.good = false;
-  const std::string unhealthy = ask("GET /healthz");
-  EXPECT_EQ(unhealthy.find("HTTP/1.1 503"), 0u);
-  EXPECT_NE(unhealthy.find(R"(storage failed: \"disk\")"), std::string::npos) << unhealthy;
-  EXPECT_NE(ask("GET /readyz").find("stopping"), std::string::npos);
+  node_.now[1] = {"rules", true, true, "line 3"};
+  EXPECT_NE(ask("GET /readyz").find("\r\n\r\nok, but rules: line 3\n"), std::string::npos);
+  node_.now[0] = {"storage", false, true, "the \"disk\" is full"};
+  EXPECT_EQ(ask("GET /healthz").find("HTTP/1.1 200"), 0u);
+  const std::string unready = ask("GET /readyz");
+  EXPECT_EQ(unready.find("HTTP/1.1 503"), 0u);
+  EXPECT_NE(unready.find(R"("detail":"storage: the \"disk\" is full")"), std::string::npos)
+      << unready;
+  node_.now[0].alive = false;
+  EXPECT_EQ(ask("GET /healthz").find("HTTP/1.1 503"), 0u);
 }
 
 TEST_F(AdminFrontTest, NothingElse) {
