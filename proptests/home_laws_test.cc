@@ -17,17 +17,19 @@ LAW(42,
     "a request of local and home rules consumes from all or none, and a home that fails closed "
     "never exceeds the limit",
     "denied at home", "denied here", "sent again", "answer lost", "not sent", "several homes",
-    "one home", "fails open", "everything arrived", "allowed after a lost answer", "a peek") {
+    "one home", "fails open", "everything arrived", "allowed after a lost answer", "a peek",
+    "slow homes") {
   std::vector<Rule> rules;
   const bool open = *chance(25).as("open");
-  const std::size_t homes = *between<std::size_t>(1, 2).as("home rules");
+  const std::size_t homes = *between<std::size_t>(1, 3).as("home rules");
   for (std::size_t i = 0; i <= homes; ++i) {
     Rule rule;
     rule.domain = "api";
     rule.name = "r" + std::to_string(i);
     rule.key = {i == 2 ? "user" : "key"};
+    if (i == 3) rule.key.push_back("user");
     rule.limit = *one_of<std::uint64_t>({4, 15, 40});
-    rule.window = kHour;
+    rule.window = kDay;
     rule.algorithm = *one_of<Algorithm>({Algorithm::fixed_window, Algorithm::sliding_window});
     if (i > 0) {
       rule.enforcement = Enforcement::home;
@@ -37,7 +39,11 @@ LAW(42,
   }
   auto set = rule_set(rules);
   std::vector<crdt::Member> members = {{"a", "1"}, {"b", "1"}, {"b", "2"}, {"c", "1"}};
-  HomeCluster cluster(members, set, {{"b", *between<unsigned>(0, 2)}}, kStart);
+  const Nanos deadline = *one_of<Nanos>({500 * kMillisecond, 6 * kSecond, 10 * kSecond});
+  HomeCluster cluster(members, set, {{"b", *between<unsigned>(0, 2)}}, kStart, deadline);
+  const bool slow = *chance(30);
+  if (slow) cluster.answer_time = deadline - kMillisecond;
+  reached("slow homes", slow);
   const int loss = *one_of<int>({0, 10, 40});
   bool arrived = true;
   bool lost_answer = false;
@@ -85,7 +91,7 @@ LAW(42,
   }
   for (const auto& [id, what] : unknown_ids) unknown[what.first] += what.second;
   // Reservations whose settlement was lost are charged.
-  cluster.now += kMinute;
+  cluster.now += 5 * kMinute;
   for (std::size_t i = 0; i < cluster.size(); ++i) cluster.engine(i).pump(cluster.now);
   for (const char* key : {"x", "y"}) {
     rpc::CheckItem item{"api", {{"key", key}, {"user", "u" + std::string(key)}}, 1};

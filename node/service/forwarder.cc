@@ -11,8 +11,9 @@
 namespace weir::node {
 namespace {
 
-/// Longer than any forwarded call: then nobody comes to settle it.
-constexpr Nanos kHold = 10 * kSecond;
+/// What is held elsewhere is settled within the deadlines of all that is still to be asked, and
+/// this: for settlements that are late, and clocks that differ.
+constexpr Nanos kHoldMargin = 10 * kSecond;
 /// After which to try again whether others have rights.
 constexpr Nanos kAskAgain = 200 * kMillisecond;
 /// Of one request that is sent again while it is being decided, so many wait for the answer.
@@ -292,7 +293,8 @@ bool Forwarder::reserve_here(Job& job, std::span<const std::string_view> rule_fi
   // One ticket a name: what is held later belongs to it.
   if (!job.held.empty()) as.request.id = {};
   as.request.demand_counted = demand_counted;
-  Ticket ticket = engine_.reserve(as.request, driver_.wall(), kHold, decision);
+  // However long the others take: conclude() settles it, of each job.
+  Ticket ticket = engine_.reserve(as.request, driver_.wall(), Limiter::kMaxHold, decision);
   Reply reply = reply_of(decision, *engine_.limiter().rules());
   if (!decision.allowed) {
     job.reply = std::move(reply);
@@ -500,6 +502,16 @@ void Forwarder::deny(std::shared_ptr<Job> job) {
 
 // Homes, and whoever is asked like one.
 
+/// For how long what the next one holds may have to stand until it is settled: those behind it are
+/// asked one after the other, each may be asked twice, and so may whoever decides in its place.
+Nanos Forwarder::hold_for(const Job& job) const {
+  Nanos time = deadline_ + kHoldMargin;
+  for (std::size_t i = job.next + 1; i < job.remotes.size(); ++i) {
+    time += static_cast<Nanos>(2 + job.remotes[i].others.size()) * deadline_;
+  }
+  return std::min(time, Limiter::kMaxHold);
+}
+
 void Forwarder::ask(std::shared_ptr<Job> job) {
   if (job->next == job->remotes.size()) return conclude(std::move(job), true);
   Remote& remote = job->remotes[job->next];
@@ -521,7 +533,7 @@ void Forwarder::ask(std::shared_ptr<Job> job) {
                     [this, job](Reply reply) { answered(job, std::move(reply)); });
     return;
   }
-  driver_.forward_reserve(remote.member, std::move(item), kHold, patience,
+  driver_.forward_reserve(remote.member, std::move(item), hold_for(*job), patience,
                           [this, job](ReserveReply reply) {
                             job->remotes[job->next].ticket = reply.ticket;
                             answered(job, std::move(reply.decision));
@@ -628,7 +640,7 @@ void Forwarder::conclude(std::shared_ptr<Job> job, bool allowed) {
 }
 
 void Forwarder::tell(const std::shared_ptr<Job>& job) {
-  if (job->reply.error.empty()) merge(job->reply);
+  if (job->reply.error.empty()) merge(job->item.domain, job->reply);
   if (!job->wants_commit || !job->reply.allowed) return finish(job);
   driver_.when_durable([this, job](bool durable) {
     if (durable) return finish(job);
@@ -669,12 +681,14 @@ void Forwarder::finish(const std::shared_ptr<Job>& job) {
 }
 
 /// Puts statuses in the order of rules, and finds the one that decides (Decision::deciding).
-void Forwarder::merge(Reply& reply) const {
+void Forwarder::merge(std::string_view domain, Reply& reply) const {
   const std::shared_ptr<const RuleSet> set = engine_.limiter().rules();
   const std::vector<Rule>& rules = set->rules();
   auto place = [&](const Status& status) {
     return std::find_if(rules.begin(), rules.end(),
-                        [&](const Rule& rule) { return rule.name == status.rule; }) -
+                        [&](const Rule& rule) {
+                          return rule.name == status.rule && rule.domain == domain;
+                        }) -
            rules.begin();
   };
   std::stable_sort(reply.statuses.begin(), reply.statuses.end(),

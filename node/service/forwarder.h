@@ -174,7 +174,8 @@ class Forwarder {
   void conclude(std::shared_ptr<Job> job, bool allowed);
   void tell(const std::shared_ptr<Job>& job);
   void finish(const std::shared_ptr<Job>& job);
-  void merge(Reply& reply) const;
+  Nanos hold_for(const Job& job) const;
+  void merge(std::string_view domain, Reply& reply) const;
 
   Engine& engine_;
   const HomeMap map_;

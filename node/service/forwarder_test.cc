@@ -121,6 +121,40 @@ TEST(Forwarder, LocalAndHomeRulesConsumeTogetherOrNotAtAll) {
   }
 }
 
+TEST(Forwarder, HoldsOutlastHomesThatTakeTheirTime) {
+  constexpr Nanos kDeadline = 10 * kSecond;
+  HomeCluster cluster(members(),
+                      set({rule("local", 1000, Enforcement::merged, OnFailure::open),
+                           rule("one", 1000, Enforcement::home),
+                           rule("two", 3, Enforcement::home, OnFailure::closed, {"user"})}),
+                      {}, kNow, kDeadline);
+  cluster.answer_time = kDeadline - kMillisecond;
+  for (int k = 0; k < 7; ++k) {
+    rpc::CheckItem asked = item("k" + std::to_string(k));
+    for (int i = 0; i < 5; ++i) {
+      const Reply reply = cluster.check(0, asked);
+      EXPECT_EQ(reply.error.to_string(), "");
+      EXPECT_EQ(reply.allowed, i < 3);
+    }
+    for (std::uint32_t r = 0; r < 3; ++r) EXPECT_EQ(cluster.used(r, asked), 3u) << k;
+  }
+}
+
+TEST(Forwarder, StatusesStandInTheOrderOfTheirOwnDomainsRules) {
+  std::vector<Rule> rules{rule("home", 3, Enforcement::home),
+                          rule("local", 5, Enforcement::merged, OnFailure::open)};
+  for (Rule& other : rules) other.domain = "other";
+  rules.push_back(rule("local", 5, Enforcement::merged, OnFailure::open));
+  rules.push_back(rule("home", 3, Enforcement::home));
+  HomeCluster cluster(members(), set(rules), {}, kNow);
+  for (int k = 0; k < 30; ++k) {
+    const Reply reply = cluster.check(0, item("k" + std::to_string(k)));
+    ASSERT_EQ(reply.statuses.size(), 2u);
+    EXPECT_EQ(reply.statuses[0].rule, "local");
+    EXPECT_EQ(reply.statuses[1].rule, "home");
+  }
+}
+
 TEST(Forwarder, ARequestWithAnIdCountsOnceAlsoAfterALostAnswer) {
   HomeCluster cluster(
       members(), set({rule("local", 5, Enforcement::merged), rule("home", 3, Enforcement::home)}),

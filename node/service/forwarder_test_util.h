@@ -23,8 +23,9 @@ class HomeCluster {
   };
 
   HomeCluster(std::vector<crdt::Member> members, std::shared_ptr<const RuleSet> rules,
-              std::map<std::string, unsigned> weights, Nanos start)
-      : now(start), members_(std::move(members)) {
+              std::map<std::string, unsigned> weights, Nanos start,
+              Nanos deadline = ForwardOptions{}.deadline)
+      : now(start), deadline_(deadline), members_(std::move(members)) {
     for (std::size_t i = 0; i < members_.size(); ++i) {
       nodes_.push_back(std::make_unique<Node>(*this, i, rules, weights));
     }
@@ -112,6 +113,7 @@ class HomeCluster {
   }
 
   Nanos now;
+  Nanos answer_time = 0;  ///< which passes until a member has decided what it is asked
   std::function<Fault(std::size_t from, std::size_t to)> fault = [](std::size_t, std::size_t) {
     return Fault::none;
   };
@@ -159,6 +161,7 @@ class HomeCluster {
       std::string error;
       engine->start(cluster.now, {}, error);
       home.weights = weights;
+      home.deadline = cluster.deadline_;
       forwarder = std::make_unique<Forwarder>(*engine, std::move(home), *this);
     }
 
@@ -174,6 +177,7 @@ class HomeCluster {
                  std::function<void(Reply)> done) override {
       Reply reply;
       AsRequest as(item);
+      cluster.pass(cluster.answer_time);
       send(member, reply.error, [&](Node& to) {
         reply.error = to.forwarder->refuse(as.request);
         if (reply.error.empty()) reply = to.alone(as.request);
@@ -184,6 +188,7 @@ class HomeCluster {
                          std::function<void(ReserveReply)> done) override {
       ReserveReply reply;
       AsRequest as(item);
+      cluster.pass(cluster.answer_time);
       send(member, reply.decision.error, [&](Node& to) {
         reply.decision.error = to.forwarder->refuse(as.request);
         if (!reply.decision.error.empty()) return;
@@ -231,6 +236,14 @@ class HomeCluster {
     std::size_t to = 0;
     crdt::Message message;
   };
+  /// While somebody waits for an answer.
+  void pass(Nanos time) {
+    if (time == 0) return;
+    now += time;
+    for (auto& node : nodes_) node->engine->pump(now);
+  }
+
+  Nanos deadline_;
   std::vector<crdt::Member> members_;
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<Sent> sent_;
