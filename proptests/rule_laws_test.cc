@@ -1,4 +1,7 @@
+#include <weir/limits/limiter/program.h>
 #include <weir/limits/matching/rule_index.h>
+
+#include <tuple>
 
 #include "generators.h"
 #include "law.h"
@@ -237,6 +240,65 @@ LAW(42, "the index finds exactly the rules that a scan finds, in rule order", "n
     std::vector<std::uint32_t> otherwise;
     index.match(other, otherwise);
     reached("a doubled key that decides", !appends && otherwise != found);
+  }
+}
+
+/// What docs/rules.md says that counts belong to.
+auto counted_apart_by(const Rule& rule) {
+  const bool sliding = rule.algorithm == Algorithm::sliding_window;
+  return std::tuple(rule.domain, rule.name, rule.key, rule.algorithm,
+                    rule.calendar ? std::string(to_string(rule.calendar->unit)) : std::string(),
+                    rule.calendar ? rule.calendar->time_zone : std::string(),
+                    rule.calendar ? Nanos{0} : rule.window, sliding ? rule.slots : 0,
+                    sliding && rule.strict, rule.phase, rule.enforcement == Enforcement::escrow);
+}
+
+Rule draw_identity() {
+  static const std::vector<std::string> words{"escrow", "spread", "strict", "a", "0", "UTC", "day"};
+  Rule rule;
+  rule.domain = *one_of(words);
+  rule.name = *one_of(words);
+  rule.window = *one_of<Nanos>({kMinute, kHour});
+  rule.algorithm = *one_of<Algorithm>(
+      {Algorithm::fixed_window, Algorithm::sliding_window, Algorithm::token_bucket});
+  if (rule.algorithm == Algorithm::fixed_window && *chance(30)) {
+    rule.calendar = CalendarWindow{*one_of<CalendarUnit>({CalendarUnit::day, CalendarUnit::week}),
+                                   *one_of<std::string>({"UTC", "escrow"}), nullptr};
+  }
+  if (rule.algorithm == Algorithm::sliding_window) {
+    rule.slots = *between<std::uint32_t>(1, 2);
+    rule.strict = *chance(30);
+  }
+  rule.phase = *chance(30) ? Phase::spread : Phase::aligned;
+  rule.enforcement = *one_of<Enforcement>(
+      {Enforcement::merged, Enforcement::merged, Enforcement::escrow, Enforcement::home});
+  const int keys = *between(0, 3);
+  for (int i = 0; i < keys; ++i) rule.key.push_back(*one_of(words));
+  return rule;
+}
+
+LAW(51, "two rules count in the same series exactly if all that their counts belong to is the same",
+    "the same", "different", "only the enforcement differs", "an entry called escrow",
+    "one key begins with escrow and goes on as the other") {
+  for (int i = 0; i < 40; ++i) {
+    const Rule one = draw_identity();
+    Rule other = *chance(70) ? one : draw_identity();
+    if (*chance(70)) other.key = draw_identity().key;
+    if (*chance(40)) other.enforcement = draw_identity().enforcement;
+    if (*chance(20)) {
+      other.key = one.key;
+      other.key.insert(other.key.begin(), "escrow");
+      reached("one key begins with escrow and goes on as the other");
+    }
+    const bool same = counted_apart_by(one) == counted_apart_by(other);
+    RC_ASSERT((identity(one) == identity(other)) == same);
+    reached("the same", same);
+    reached("different", !same);
+    reached("an entry called escrow", !one.key.empty() && one.key[0] == "escrow");
+    Rule turned = other;
+    turned.enforcement = one.enforcement;
+    reached("only the enforcement differs",
+            !same && counted_apart_by(one) == counted_apart_by(turned));
   }
 }
 

@@ -41,7 +41,12 @@ std::string identity(const Rule& rule) {
   append_text(text, std::to_string(sliding ? rule.slots : 0));
   append_text(text, sliding && rule.strict ? "strict" : "");
   append_text(text, rule.phase == Phase::spread ? "spread" : "");
-  if (rule.enforcement == Enforcement::escrow) append_text(text, "escrow");
+  // What stands here is "escrow" of escrow rules only: an entry of a key is never empty.
+  if (rule.enforcement == Enforcement::escrow) {
+    append_text(text, "escrow");
+  } else if (!rule.key.empty() && rule.key[0] == "escrow") {
+    append_text(text, "");
+  }
   for (const std::string& key : rule.key) append_text(text, key);
   return text;
 }

@@ -454,5 +454,20 @@ TEST(SweepInPieces, KeepsTheNumbersOfRulesThatCameInBetween) {
   EXPECT_EQ(under.decision.statuses[1].remaining, 4u);
 }
 
+TEST(Reload, AKeyEntryCalledEscrowMakesNoEscrowRule) {
+  Rule merged = rule(10);
+  merged.key = {"escrow", "key"};
+  Under under{merged};
+  std::vector<Entry> entries{{"escrow", "e"}, {"key", "k"}};
+  Ticket ticket = under.limiter.reserve({"api", entries, 4}, kNow, kMinute / 2, under.decision);
+  ASSERT_TRUE(ticket);
+  Rule escrow = rule(10);
+  escrow.enforcement = Enforcement::escrow;
+  const crdt::SeriesId before = under.limiter.rule_identity(0);
+  under.reload({escrow});
+  EXPECT_NE(under.limiter.rule_identity(0), before);
+  EXPECT_TRUE(under.limiter.settle(ticket, 3, kNow).known);
+}
+
 }  // namespace
 }  // namespace weir
