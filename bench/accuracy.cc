@@ -18,6 +18,8 @@
 #include <optional>
 #include <thread>
 
+#include <weir/limits/text/strict_options.h>
+
 namespace weir::examples {
 namespace {
 
@@ -292,6 +294,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 3600));
   app.add_option("--cut-window", options.cut_window, "Window in which a region is cut off");
   app.add_option("--cut-seconds", options.cut_s, "For how long")->check(CLI::Range(1, 600));
+  weir::strict_numbers(app);
   CLI11_PARSE(app, argc, argv);
   return weir::examples::run(options);
 }

@@ -17,6 +17,7 @@
 #include <cluster/cluster.h>
 #include <weir/bench/histogram.h>
 #include <weir/limits/rules/rules_yaml.h>
+#include <weir/limits/text/strict_options.h>
 #include <weir/rpc/client/client.h>
 
 namespace weir::bench {
@@ -223,6 +224,7 @@ int run(int argc, char** argv) {
   app.add_option("--keys", options.keys, "Keys that are asked for in turn")
       ->check(CLI::Range(1, 100'000));
   app.add_flag("--json", options.json, "Print JSON");
+  weir::strict_numbers(app);
   CLI11_PARSE(app, argc, argv);
   std::vector<Result> results;
   for (Fault fault : {Fault::none, Fault::dead, Fault::stopped, Fault::stalled}) {

@@ -5,6 +5,7 @@
 #include <weir/bench/machine.h>
 #include <weir/bench/parts.h>
 #include <weir/limits/counted_new.h>
+#include <weir/limits/text/strict_options.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -106,6 +107,7 @@ int main(int argc, char** argv) {
   std::string algorithm = "token_bucket";
   app.add_option("--algorithm", algorithm, "of the rules, where a part has one")
       ->check(CLI::IsMember(algorithms));
+  weir::strict_numbers(app);
   CLI11_PARSE(app, argc, argv);
   options.algorithm = algorithms.at(algorithm);
   try {

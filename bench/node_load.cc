@@ -10,6 +10,7 @@
 #include <map>
 
 #include <weir/bench/node/node_parts.h>
+#include <weir/limits/text/strict_options.h>
 
 int main(int argc, char** argv) {
   using namespace weir::bench;
@@ -34,6 +35,7 @@ int main(int argc, char** argv) {
   app.add_option("--keys", keys, "instead of ten million, or one");
   app.add_option("--node", program, "weir-node to measure");
   app.add_option("--scratch", scratch, "where stores are: on the disk to measure");
+  weir::strict_numbers(app);
   CLI11_PARSE(app, argc, argv);
   NodeBenchOptions options = quick ? NodeBenchOptions::quick() : NodeBenchOptions();
   if (keys > 0) options.keys = keys;

@@ -14,6 +14,7 @@
 
 #include <weir/bench/spread.h>
 #include <weir/bench/wire/servers.h>
+#include <weir/limits/text/strict_options.h>
 
 namespace weir::bench {
 namespace {
@@ -348,6 +349,7 @@ int run(int argc, char** argv) {
   auto* seconds =
       app.add_option("--seconds", options.seconds, "a turn")->check(CLI::Range(0.1, 600.0));
   app.add_option("--only", options.only, "only cases whose name begins so");
+  weir::strict_numbers(app);
   CLI11_PARSE(app, argc, argv);
   if (quick && rounds->count() == 0) options.rounds = 3;
   if (quick && seconds->count() == 0) options.seconds = 0.8;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <weir/limits/rules/rules_yaml.h>
+#include <weir/limits/text/strict_options.h>
 #include <weir/node/config.h>
 #include <weir/node/daemon.h>
 #include <weir/node/version.h>
@@ -65,6 +66,7 @@ int main(int argc, char** argv) {
   app.add_option("--clock-offset-for", offset_for, "For tests: --clock-offset ends after this long")
       ->type_name("DURATION");
   app.set_version_flag("--version", std::string(weir::node::kVersion));
+  weir::strict_numbers(app);
   CLI11_PARSE(app, argc, argv);
 
   weir::node::LoadedConfig loaded = weir::node::load_config(path);

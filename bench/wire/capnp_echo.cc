@@ -3,10 +3,11 @@
 #include <capnp/rpc-twoparty.h>
 #include <kj/async-io.h>
 
+#include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 
 #include <weir.capnp.h>
+#include <weir/limits/text/number.h>
 
 namespace weir::bench {
 namespace {
@@ -34,14 +35,16 @@ class Echo final : public rpc::schema::Service::Server {
 }  // namespace weir::bench
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
+  std::uint64_t port = 0;
+  if (argc != 2 || weir::parse_number(argv[1], port) != weir::Digits::good || port > 65535) {
     std::fprintf(stderr, "usage: capnp_echo PORT\n");
     return 2;
   }
   auto io = kj::setupAsyncIo();
   capnp::TwoPartyServer server(kj::heap<weir::bench::Echo>());
-  auto port = static_cast<kj::uint>(std::strtoul(argv[1], nullptr, 10));
-  auto address = io.provider->getNetwork().parseAddress("127.0.0.1", port).wait(io.waitScope);
+  auto address = io.provider->getNetwork()
+                     .parseAddress("127.0.0.1", static_cast<kj::uint>(port))
+                     .wait(io.waitScope);
   auto listener = address->listen();
   server.listen(*listener).wait(io.waitScope);
 }

@@ -13,6 +13,8 @@
 #include <set>
 #include <thread>
 
+#include <weir/limits/text/strict_options.h>
+
 #include "../cluster/cluster.h"
 #include "../load/load.h"
 
@@ -329,6 +331,7 @@ int main(int argc, char** argv) {
   app.add_option("--log", arguments.log, "Drive it with the client addresses of this access log");
   app.add_option("--rate", arguments.rate, "Requests a second and region")
       ->check(CLI::Range(10, 20'000));
+  weir::strict_numbers(app);
   CLI11_PARSE(app, argc, argv);
   try {
     return run_demo(arguments);

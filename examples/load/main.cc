@@ -5,6 +5,8 @@
 #include <chrono>
 #include <thread>
 
+#include <weir/limits/text/strict_options.h>
+
 #include "load.h"
 
 using namespace weir::examples;
@@ -28,6 +30,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--batch", options.batch, "Requests in one call")->check(CLI::Range(1, 1024));
   app.add_option("--seconds", seconds, "How long")->check(CLI::Range(1, 3600));
+  weir::strict_numbers(app);
   CLI11_PARSE(app, argc, argv);
 
   if (!log.empty()) {

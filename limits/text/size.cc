@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
+#include <weir/limits/text/number.h>
 
 namespace weir {
 namespace {
@@ -26,8 +26,7 @@ bool parse_size(std::string_view text, std::uint64_t& out) {
     }
   }
   std::uint64_t count = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
-  if (error != std::errc() || end != text.data() + text.size()) return false;
+  if (parse_number(text, count) != Digits::good) return false;
   if (count > (1ull << 63) / factor) return false;
   out = count * factor;
   return true;

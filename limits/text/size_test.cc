@@ -26,7 +26,7 @@ TEST(Sizes, ParseAndFormat) {
   EXPECT_TRUE(parse_size("5B", out));
   EXPECT_EQ(out, 5u);
   for (const char* text : {"", "KiB", "-1", "+1", "1 KiB", "1kib", "1KB", "1.5GiB", "0x10", "1Ki",
-                           "99999999999999999999", "8388609TiB"}) {
+                           "064KiB", "99999999999999999999", "8388609TiB"}) {
     EXPECT_FALSE(parse_size(text, out)) << text;
   }
 }

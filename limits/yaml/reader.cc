@@ -18,23 +18,6 @@ using internal::field_path;
 /// stays below this, because of its size; aliases could multiply it without end.
 constexpr std::size_t kMaxExpanded = 2 * kMaxText;
 
-enum class Digits : std::uint8_t { none, too_many, good };
-
-/// Decimal digits without a zero in front.
-Digits parse_digits(std::string_view text, std::uint64_t& out) {
-  if (text.empty() || text.find_first_not_of("0123456789") != text.npos) return Digits::none;
-  if (text.size() > 1 && text[0] == '0') return Digits::none;
-  std::uint64_t value = 0;
-  for (const char c : text) {
-    if (__builtin_mul_overflow(value, 10u, &value) ||
-        __builtin_add_overflow(value, static_cast<std::uint64_t>(c - '0'), &value)) {
-      return Digits::too_many;
-    }
-  }
-  out = value;
-  return Digits::good;
-}
-
 /// Insertions, deletions, replacements and swaps of neighbours that turn a into b.
 std::size_t distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> before(b.size() + 1);
@@ -185,7 +168,7 @@ bool Reader::integer(const Value& value, std::uint64_t low, std::uint64_t high,
   const std::string* text = scalar(value);
   std::uint64_t number = 0;
   const bool plain = text != nullptr && node(value).plain;
-  const Digits digits = plain ? parse_digits(*text, number) : Digits::none;
+  const Digits digits = plain ? parse_number(*text, number) : Digits::none;
   if (digits != Digits::good || number < low || number > high) {
     return expected(value, wording_.an_integer(digits == Digits::none, low, high));
   }

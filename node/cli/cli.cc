@@ -21,6 +21,7 @@
 
 #include <weir/limits/rules/rules_yaml.h>
 #include <weir/limits/text/duration.h>
+#include <weir/limits/text/strict_options.h>
 #include <weir/limits/text/utf8.h>
 #include <weir/node/cli/replay.h>
 #include <weir/node/cli/replay_report.h>
@@ -652,6 +653,7 @@ int run(int argc, char** argv) {
   add_settle(app, result);
   add_status(app, result);
   add_validate(app, result);
+  strict_numbers(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

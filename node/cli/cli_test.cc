@@ -109,6 +109,18 @@ TEST_F(Cli, WrongUsageIsExitTwo) {
   }
 }
 
+TEST_F(Cli, NumbersAreReadAsInYaml) {
+  for (const char* text : {"-1", "''", "010", "0x5", "5k", "1.5", "+1", "18446744073709551616"}) {
+    for (const char* command :
+         {"settle t@127.0.0.1:1 --hits", "reserve --domain api a=b --hits", "check --domain api a=b --hits",
+          "check --domain api a=b --count", "replay log --rules r --regions", "replay log --rules r --top"}) {
+      const Result result = weir(fmt::format("{} {}", command, text));
+      EXPECT_EQ(result.exit, 2) << command << " " << text;
+      EXPECT_THAT(result.out, HasSubstr("expected a ")) << command << " " << text;
+    }
+  }
+}
+
 TEST_F(Cli, Validate) {
   const Result good = weir("validate " + good_rules() + " " + two_domains());
   EXPECT_EQ(good.exit, 0);

@@ -19,6 +19,7 @@
 #include <set>
 #include <thread>
 
+#include <weir/limits/text/strict_options.h>
 #include <weir/proptests/real/clients.h>
 #include <weir/proptests/real/history.h>
 #include <weir/proptests/real/network.h>
@@ -502,6 +503,7 @@ int run(int argc, char** argv) {
       ->check(CLI::IsMember({"none", "async", "disk"}));
   app.add_flag("--keep", arguments.keep, "Keep the directory");
   app.add_flag("--json", arguments.json, "Print the result as JSON on standard output");
+  strict_numbers(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

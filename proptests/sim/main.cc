@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <weir/limits/text/strict_options.h>
 #include <weir/proptests/sim/world.h>
 
 namespace {
@@ -219,6 +220,7 @@ int main(int argc, char** argv) {
   app.add_option("--without", without, "Leave out these faults of --seed")->delimiter(',');
   app.add_option("--cut-off", options.cut_off, "End the chaos phase of --seed here, in ns");
   app.add_option("--shrink", arguments.attempts, "Runs to spend on making a failure smaller (200)");
+  weir::strict_numbers(app);
   CLI11_PARSE(app, argc, argv);
 
   options.without.insert(without.begin(), without.end());
