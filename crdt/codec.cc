@@ -98,6 +98,8 @@ bool read_cell(ByteReader& in, const std::vector<Incarnation>& writers, Cell& ce
   if (kind == 0) {
     Nanos lifetime = 0;
     if (!in.nanos(cell.id.epoch.start) || !in.nanos(lifetime)) return false;
+    // Both are in range alone; their sum may be beyond what 63 bits hold.
+    if (lifetime > kMaxLifetime) return false;
     cell.id.epoch.expiry = cell.id.epoch.start + lifetime;
   } else if (kind == 1) {
     cell.id.epoch = kBucketEpoch;

@@ -71,6 +71,29 @@ TEST(Codec, DamagedBytesNeverYieldAnInvalidCell) {
   EXPECT_GT(accepted, 0);
 }
 
+TEST(Codec, AWindowThatEndsBehindAllTimeIsRefused) {
+  auto encoded = [](Nanos start, std::uint64_t lifetime) {
+    // No writers, one cell of a window without slots.
+    std::vector<std::byte> bytes{std::byte{kCodecVersion}, std::byte{0}, std::byte{1}};
+    for (int i = 0; i < 17; ++i) bytes.push_back(std::byte{0});
+    auto put = [&bytes](std::uint64_t value) {
+      for (; value >= 0x80; value >>= 7) bytes.push_back(static_cast<std::byte>(value | 0x80));
+      bytes.push_back(static_cast<std::byte>(value));
+    };
+    put(static_cast<std::uint64_t>(start));
+    put(lifetime);
+    bytes.push_back(std::byte{0});
+    return bytes;
+  };
+  Delta back;
+  std::string error;
+  EXPECT_TRUE(decode(encoded(kMaxTime, kMaxLifetime), back, error)) << error;
+  EXPECT_FALSE(decode(encoded(kMaxTime, kMaxLifetime + 1), back, error));
+  // Under UBSan: no sum that overflows.
+  EXPECT_FALSE(decode(encoded(kMaxTime, kMaxTime), back, error));
+  EXPECT_EQ(error, "bad cell 0");
+}
+
 TEST(Codec, HugeCountsTakeNoMemory) {
   std::vector<std::byte> bytes{std::byte{kCodecVersion}};
   for (int i = 0; i < 9; ++i) bytes.push_back(std::byte{0xFF});

@@ -23,6 +23,15 @@ Look look_at(const std::string& path) {
           static_cast<std::int64_t>(file.st_ctim.tv_nsec)};
 }
 
+/// No file looks so: to be read at the next look.
+constexpr Look kUnread = {-1, -1, -1, -1, -1, -1};
+
+/// Why nothing could be read. Empty: it was, whatever it held.
+std::string unreadable(const LoadedRules& loaded) {
+  if (!loaded.version.empty() || loaded.errors.empty()) return {};
+  return loaded.errors[0].to_string();
+}
+
 }  // namespace
 
 struct RulesWatch::Impl {
@@ -40,7 +49,8 @@ struct RulesWatch::Impl {
   uv_fs_event_t events{};
   uv_timer_t debounce_timer{};
   uv_timer_t poll{};
-  Look seen;           // before it was read last
+  Look seen;           // before it was read last; kUnread: it could not be
+  std::string failed;  // why
   bool busy = false;   // reading
   bool again = false;  // and to be read once more
   bool closing = false;
@@ -104,7 +114,13 @@ struct RulesWatch::Impl {
   void have_read(LoadedRules loaded) {
     busy = false;
     if (!closing) {
-      read(std::move(loaded));
+      // What could not be read (no descriptor is free, a disk stalls) may be readable soon, and
+      // then looks as it does now. The same reason is told once.
+      std::string why = unreadable(loaded);
+      if (!why.empty()) seen = kUnread;
+      const bool known = !why.empty() && why == failed;
+      failed = std::move(why);
+      if (!known) read(std::move(loaded));
       if (std::exchange(again, false)) start_reading();
     }
     let_go();
@@ -131,6 +147,7 @@ RulesWatch::~RulesWatch() {
 }
 
 void RulesWatch::reread() {
+  impl_->failed.clear();  // whoever asks is told
   impl_->start_reading();
 }
 

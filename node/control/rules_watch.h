@@ -21,7 +21,8 @@ struct RulesWatchOptions {
 
 /// Reads the rules again when their file changes: written in place, replaced by a rename, or with a
 /// symlink on its way swapped, as a mounted ConfigMap does. The folder is watched, not the file,
-/// which may be gone for a moment.
+/// which may be gone for a moment. One that cannot be read is tried again at each poll, and told
+/// again once the reason is another one.
 ///
 /// Reading and checking run in libuv's pool, one at a time; everything else, `read` included, on
 /// the loop's thread.

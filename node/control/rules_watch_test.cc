@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -109,6 +110,27 @@ TEST_F(RulesWatchTest, ThePollSeesWhatGivesNoSign) {
   watch(folder_ / "rules.yaml", 50);
   write(folder_ / "v1" / "target.yaml", rules(123));
   expect(123);
+}
+
+TEST_F(RulesWatchTest, AFileThatCouldNotBeReadOnceIsReadLater) {
+  fs::path path = folder_ / "rules.yaml";
+  write(path, rules(1));
+  watch(path, 50);
+  uv_run(&loop_, UV_RUN_NOWAIT);
+  write(path, rules(9));
+  // No descriptor is free.
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 0;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  expect(0);
+  ASSERT_EQ(last_.errors.size(), 1u);
+  EXPECT_NE(last_.errors[0].to_string().find("Too many open files"), std::string::npos);
+  const int told = reads_;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  expect(9);
+  EXPECT_EQ(reads_, told + 1);
 }
 
 TEST_F(RulesWatchTest, AskedToItReadsWhatHasNotChanged) {

@@ -205,7 +205,11 @@ bool BodyReader::Impl::parse(std::string_view body, dom::element& out) {
   if (!body.empty()) std::memcpy(padded_.data(), body.data(), body.size());
   std::memset(padded_.data() + body.size(), 0, simdjson::SIMDJSON_PADDING);
   const auto code = parser_.parse(padded_.data(), body.size(), false).get(out);
-  if (code == simdjson::SUCCESS) return true;
+  if (code == simdjson::SUCCESS) {
+    // Whatever the parser takes it for: what stands behind it must have been read.
+    if (body.find('\0') == body.npos) return true;
+    return fail("", "expected JSON in UTF-8: a NUL is in it");
+  }
   if (code == simdjson::MEMALLOC) throw std::bad_alloc();
   return fail("", fmt::format("expected JSON in UTF-8: {}", what_is_broken(code)));
 }

@@ -338,6 +338,19 @@ TEST(ReadCheck, NothingStandsBehindTheDocument) {
   }
 }
 
+TEST(ReadCheck, ANulStandsNowhere) {
+  const std::string body = R"({"domain":"a","hits":5,"over_admission":true})";
+  for (const std::string& what :
+       {std::string(1, '\0'), std::string("\0,\"hits\":7", 10), std::string("\0x", 2),
+        std::string(64, '\0'), std::string("\0}", 2)}) {
+    for (std::size_t at = 0; at <= body.size(); ++at) {
+      std::string broken = body;
+      broken.insert(at, what);
+      EXPECT_THAT(bad(broken), testing::StartsWith(": expected JSON in UTF-8: ")) << at;
+    }
+  }
+}
+
 TEST(ReadChecks, TakesSeveral) {
   const std::vector<Check> all = good_checks(
       R"({"checks":[{"domain":"a","descriptor":{"k":"v"},"hits":2},
