@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <weir/limits/text/duration.h>
 #include <weir/limits/text/size.h>
@@ -571,6 +572,31 @@ std::string unsuitable(const RuleSet& rules, const NodeConfig& config) {
                            : fmt::format("durability: {}", to_string(rule.durability)));
   }
   return {};
+}
+
+std::string unusable_storage(const NodeConfig& config) {
+  if (!config.storage) return {};
+  const std::string& path = config.storage->path;
+  const auto wrong = [&path](const std::filesystem::path& where, const std::string& why) {
+    return fmt::format("storage.path: expected a folder that can be made and written, got {}: {}: {}",
+                       path, where.string(), why);
+  };
+  // The first folder on the way up that is there: the others would be made in it.
+  std::error_code failure;
+  std::filesystem::path at = std::filesystem::absolute(path, failure);
+  for (;;) {
+    const auto found = std::filesystem::status(at, failure);
+    if (std::filesystem::is_directory(found)) break;
+    if (std::filesystem::exists(found)) return wrong(at, "it is no folder");
+    if (found.type() != std::filesystem::file_type::not_found) return wrong(at, failure.message());
+    if (std::filesystem::is_symlink(std::filesystem::symlink_status(at, failure))) {
+      return wrong(at, "it is a link to nothing");
+    }
+    if (!at.has_relative_path()) return wrong(at, "it is not there");
+    at = at.parent_path();
+  }
+  if (::access(at.c_str(), R_OK | W_OK | X_OK) == 0) return {};
+  return wrong(at, std::strerror(errno));
 }
 
 LoadedConfig load_config(const std::string& path) {

@@ -124,6 +124,10 @@ LoadedConfig load_config(const std::string& path);
 /// Which promise of these rules a node with this configuration cannot keep; empty: it keeps all.
 std::string unsuitable(const RuleSet& rules, const NodeConfig& config);
 
+/// Why the storage's folder can be neither made nor written by this process, as far as can be told
+/// without doing it; empty: it can, or nothing is stored.
+std::string unusable_storage(const NodeConfig& config);
+
 /// "350ms", "-1s500ms", "0s": a length of time (parse_duration), with a sign in
 /// front if it is behind. False if `text` is anything else.
 bool parse_clock_offset(std::string_view text, Nanos& out);

@@ -329,6 +329,32 @@ TEST(Config, PromisesNeedADisk) {
   EXPECT_EQ(unsuitable(*RuleSet::make({rule}, none), config), "");
 }
 
+TEST(Config, AFolderThatCannotBeMadeIsToldBeforeTheStart) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::temp_directory_path() / fmt::format("weir-config-{}", ::getpid());
+  fs::create_directories(folder);
+  std::ofstream(folder / "file") << "x";
+  fs::create_symlink(folder / "nowhere", folder / "dangling");
+  NodeConfig config;
+  EXPECT_EQ(unusable_storage(config), "");
+  auto why = [&](const fs::path& path) {
+    config.storage = StorageConfig{path.string()};
+    return unusable_storage(config);
+  };
+  EXPECT_EQ(why(folder), "");
+  EXPECT_EQ(why(folder / "new" / "deeper"), "");
+  EXPECT_FALSE(fs::exists(folder / "new"));
+  EXPECT_EQ(why(folder / "file"),
+            fmt::format("storage.path: expected a folder that can be made and written, got {0}: {0}: "
+                        "it is no folder",
+                        (folder / "file").string()));
+  EXPECT_THAT(why(folder / "dangling"), testing::HasSubstr("it is a link to nothing"));
+  EXPECT_THAT(why(folder / "file" / "x"), testing::HasSubstr("file"));
+  EXPECT_THAT(why(folder / std::string(300, 'n')), testing::HasSubstr("File name too long"));
+  EXPECT_THAT(why("/proc/version/x"), testing::HasSubstr("/proc/version"));
+  fs::remove_all(folder);
+}
+
 TEST(Config, Homes) {
   NodeConfig config = good(kWithPeers + "home: {deadline: 2s, weights: {eu: 3, us: 0}}\n");
   EXPECT_EQ(config.home.deadline, 2 * kSecond);

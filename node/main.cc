@@ -95,6 +95,10 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "{}: {}\n", path, unsuitable);
     return kUsage;
   }
+  if (const std::string why = weir::node::unusable_storage(*loaded.config); !why.empty()) {
+    fmt::print(stderr, "{}: {}\n", path, why);
+    return kUsage;
+  }
   if (validate) return 0;
 
   if (sodium_init() < 0) {
