@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -68,6 +69,13 @@ struct TicketCounters {
   std::size_t most = 0;         ///< open at once, LimiterOptions::max_tickets
   std::uint64_t timed_out = 0;  ///< settled in full, as nobody did in time
   std::uint64_t refused = 0;    ///< reservations for which there was no room
+};
+
+/// Requests that no rule met: they pass, uncounted.
+struct UnmetCounters {
+  std::uint64_t no_rule = 0;         ///< of a domain that has rules
+  std::uint64_t unknown_domain = 0;  ///< of one that has none
+  std::string last_unknown_domain;   ///< about the last of those
 };
 
 class ReplicaSide;     // replica_side.h
@@ -155,6 +163,7 @@ class Limiter {
   crdt::SeriesId rule_identity(std::uint32_t rule) const;
   RequestIdCounters request_ids() const;
   TicketCounters tickets() const;
+  UnmetCounters unmet() const;
   std::size_t series_count() const;
   /// Units consumed in the rule's current window or, for buckets, owed now; own and merged counts,
   /// and what is held. Of the request's first descriptor.

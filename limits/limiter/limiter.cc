@@ -145,6 +145,8 @@ void Limiter::Impl::check(std::span<const Request> requests, Nanos given, std::s
 
 void Limiter::Impl::decide_once(const Request& request, Items& items, Local& work, Nanos now,
                                 Decision& out) {
+  if (items.size() == 0) [[unlikely]]
+    unmet.note(*work.program, request);
   if (request.id.empty()) {
     decide(items, work, now, out);
   } else {
@@ -206,6 +208,10 @@ RequestIdCounters Limiter::request_ids() const {
 
 TicketCounters Limiter::tickets() const {
   return impl_->reservations.counters();
+}
+
+UnmetCounters Limiter::unmet() const {
+  return impl_->unmet.counters();
 }
 
 void Limiter::reload(std::shared_ptr<const RuleSet> rules) {

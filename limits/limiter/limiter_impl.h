@@ -32,6 +32,7 @@
 #include <weir/limits/limiter/rules_in_force.h>
 #include <weir/limits/limiter/small_series.h>
 #include <weir/limits/limiter/time_seen.h>
+#include <weir/limits/limiter/unmet.h>
 #include <weir/limits/series/series.h>
 #include <weir/limits/series/series_table.h>
 
@@ -66,6 +67,7 @@ struct Limiter::Impl {
   Overflow overflow;
   RequestIds ids;
   Reservations reservations;
+  Unmet unmet;
   EscrowBook escrow;
   RulesInForce rules;
   std::mutex sweep_mutex;  // taken with no other lock held

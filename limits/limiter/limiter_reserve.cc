@@ -16,6 +16,7 @@ Ticket Limiter::Impl::reserve(const Request& request, Nanos given, Nanos timeout
   Nanos now = time.clamp(given, work.stripe);
   Items& items = work.items[0];
   prepare(request, now, work, items);
+  if (items.size() == 0) unmet.note(*program, request);
   auto reserve_now = [&] { return reserve(request, items, work, now, timeout, out); };
   return request.id.empty() ? reserve_now()
                             : by_id(request, items, *program, now, out, reserve_now);

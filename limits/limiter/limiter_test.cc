@@ -660,5 +660,39 @@ TEST(Limiter, AMonthEndsInItsZone) {
   EXPECT_EQ(fresh.statuses[0].reset, 30 * kDay);
 }
 
+TEST(Limiter, CountsRequestsThatNoRuleMet) {
+  Rule other = test::rule("other", 5);
+  Limiter limiter(test::set({test::rule("r", 5), other}), {});
+  Entry key{"key", "k"};
+  Entry user{"user", "u"};
+  Decision decision;
+  auto check = [&](std::string_view domain, const Entry& entry, std::string_view id = {}) {
+    limiter.check({domain, {&entry, 1}, 1, id}, kMinute, decision);
+    EXPECT_TRUE(decision.allowed);
+  };
+  check("api", key);
+  EXPECT_EQ(limiter.unmet().no_rule, 0u);
+  EXPECT_EQ(limiter.unmet().unknown_domain, 0u);
+  check("api", user);
+  check("apj", key);
+  check("apk", user, "id");
+  EXPECT_FALSE(limiter.reserve({"apl", {&key, 1}, 1}, kMinute, kSecond, decision));
+  EXPECT_FALSE(limiter.reserve({"api", {&user, 1}, 1}, kMinute, kSecond, decision));
+  EXPECT_EQ(limiter.unmet().no_rule, 2u);
+  EXPECT_EQ(limiter.unmet().unknown_domain, 3u);
+  EXPECT_EQ(limiter.unmet().last_unknown_domain, "apl");
+  // Rules that are named are asked about for another node.
+  const std::string_view filter[] = {"gone"};
+  Request named{"apj", {&key, 1}, 1};
+  named.rule_filter = filter;
+  limiter.check(named, kMinute, decision);
+  EXPECT_EQ(limiter.unmet().unknown_domain, 3u);
+  std::vector<Request> several{{"api", {&user, 1}, 1}, {"api", {&key, 1}, 1}, {"x", {&key, 1}, 1}};
+  std::vector<Decision> decisions(3);
+  limiter.check(several, kMinute, decisions);
+  EXPECT_EQ(limiter.unmet().no_rule, 3u);
+  EXPECT_EQ(limiter.unmet().last_unknown_domain, "x");
+}
+
 }  // namespace
 }  // namespace weir

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -128,6 +129,7 @@ struct Program {
   std::vector<CompiledRule> compiled_rules;  // by rule
   std::vector<Prefilter> prefilters;         // by rule, or none
   std::vector<SeriesId> identities;          // by rule
+  std::unordered_set<std::string_view> domains;
   std::unordered_map<SeriesId, std::uint32_t> by_identity;
   std::unordered_map<SeriesId, std::uint32_t> by_name;  // escrow rules, by CompiledRule::name
   std::array<std::unique_ptr<AtomicCounters[]>, kStripes> counters;  // by rule

@@ -48,6 +48,7 @@ std::unique_ptr<Program> RulesInForce::prepare(std::shared_ptr<const RuleSet> ru
       program->by_name.emplace(compiled.name, index);
     }
     program->identities.push_back(id);
+    program->domains.insert(rule.domain);
     program->by_identity.emplace(id, index);
     program->compiled_rules.push_back(compiled);
   }

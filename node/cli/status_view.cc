@@ -118,6 +118,26 @@ void add_rules(Table& table, const std::string& node, const Json& status) {
   }
 }
 
+/// Requests that no rule met: nothing limits them, perhaps by mistake.
+std::string unmet_of(const std::string& node, const Json& status) {
+  const Json& unmet = field(status, "unmet");
+  std::string out;
+  const auto add = [&](std::string_view name, std::string_view what) {
+    const Json& count = field(unmet, name);
+    if (!count.is_number_unsigned() || count == 0u) return;
+    if (!out.empty()) out += ", ";
+    out += fmt::format("{} {}", with_commas(count.get<std::uint64_t>()), what);
+  };
+  add("unknown_domain", "of domains without rules");
+  const Json& last = field(unmet, "last_unknown_domain");
+  if (!out.empty() && last.is_string()) {
+    out += fmt::format(" (last: \"{}\")", internal::printable(last.get<std::string>()));
+  }
+  add("no_rule", "that no rule of their domain met");
+  if (out.empty()) return out;
+  return fmt::format("{}: requests passed unlimited: {}\n", internal::printable(node), out);
+}
+
 void add_peers(Table& table, const std::string& node, const Json& status) {
   const Json& peers = field(status, "peers");
   if (!peers.is_array()) return;
@@ -144,6 +164,7 @@ std::string status_text(std::span<const NodeAnswer> answers) {
                Align::right, Align::left});
   peers.add({"node", "peer", "up", "unacked", "lag", "agrees", "its clock", "error"});
   std::string failures;
+  std::string unmet;
   for (const NodeAnswer& answer : answers) {
     std::string error;
     const std::optional<Json> status = parse(answer, error);
@@ -161,11 +182,13 @@ std::string status_text(std::span<const NodeAnswer> answers) {
     const Json& wrong = field(field(*status, "clock"), "wrong");
     if (wrong.is_string() && !wrong.get<std::string>().empty())
       failures += fmt::format("{}: {}\n", name, text(wrong));
+    unmet += unmet_of(name, *status);
     add_rules(rules, name, *status);
     add_peers(peers, name, *status);
   }
   std::string out = nodes.text();
   if (!failures.empty()) out += "\n" + failures;
+  if (!unmet.empty()) out += "\n" + unmet;
   if (rules.has_rows()) out += "\n" + rules.text();
   if (peers.has_rows()) out += "\n" + peers.text();
   return out;

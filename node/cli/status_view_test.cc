@@ -58,9 +58,26 @@ TEST(StatusView, AFailedStoreSaysWhy) {
   EXPECT_THAT(text, AllOf(HasSubstr("failed: disk full"), HasSubstr("memory only")));
 }
 
+TEST(StatusView, SaysWhatPassedUnlimited) {
+  const std::vector<NodeAnswer> answers{
+      {"a", R"({"region":"eu","node":"1","unmet":{"no_rule":0,"unknown_domain":0}})", ""},
+      {"b",
+       R"({"region":"us","node":"1","unmet":{"no_rule":3,"unknown_domain":1200,)"
+       R"("last_unknown_domain":"ap\nj"}})",
+       ""}};
+  const std::string text = status_text(answers);
+  EXPECT_THAT(text, Not(HasSubstr("eu/1: ")));
+  EXPECT_THAT(line_with(text, "us/1: "),
+              AllOf(HasSubstr("requests passed unlimited: 1,200 of domains without rules (last: "),
+                    HasSubstr("3 that no rule of their domain met")));
+}
+
 TEST(StatusView, ToleratesWhatIsMissingOrStrange) {
   const std::vector<std::string> strange = {
-      "{}", R"({"region":7,"rules":3,"peers":{},"storage":[],"counters":"x","uptime_s":"long"})",
+      "{}",
+      R"({"region":7,"rules":3,"peers":{},"storage":[],"counters":"x","uptime_s":"long"})",
+      R"({"unmet":{"no_rule":-1,"unknown_domain":"x","last_unknown_domain":7}})",
+      R"({"unmet":[1]})",
       R"({"rules":[null,1,{},{"name":null,"shadow":1}],"peers":[null,{"caught_up_s":-1e300}]})",
       R"({"uptime_s":1e308,"series":-1,"cells":1.5,"storage":{"ok":"no","last_commit_us":{}}})"};
   for (const std::string& json : strange) {

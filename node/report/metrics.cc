@@ -235,6 +235,13 @@ std::string render_metrics(const NodeMetrics& metrics) {
   page.counter("weir_request_ids_evicted_total",
                "Ids forgotten before their time for want of room: one that comes again counts.");
   page.add({}, metrics.request_ids.evicted);
+  const std::string no_rule = "no_rule";
+  const std::string unknown_domain = "unknown_domain";
+  page.counter("weir_unmet_requests_total",
+               "Requests that passed as no rule met them: of domains without rules, and of those "
+               "with rules.");
+  page.add({{"reason", unknown_domain}}, metrics.unmet.unknown_domain);
+  page.add({{"reason", no_rule}}, metrics.unmet.no_rule);
   page.gauge("weir_tickets", "Reservations that are not settled yet.");
   page.add({}, metrics.tickets.open);
   page.counter("weir_tickets_timed_out_total",

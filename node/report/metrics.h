@@ -81,6 +81,12 @@ struct RequestIdMetrics {
   std::uint64_t evicted = 0;   ///< forgotten before their time, for want of room
 };
 
+/// Requests that no rule met.
+struct UnmetMetrics {
+  std::uint64_t no_rule = 0;         ///< of a domain with rules
+  std::uint64_t unknown_domain = 0;  ///< of one without
+};
+
 struct TicketMetrics {
   std::uint64_t open = 0;
   std::uint64_t timed_out = 0;  ///< settled in full, as nobody did in time
@@ -116,6 +122,7 @@ struct NodeMetrics {
   double clock_set_back_seconds = 0;  ///< by so much, before the start
   RequestIdMetrics request_ids;
   TicketMetrics tickets;
+  UnmetMetrics unmet;
   std::vector<TurnMetrics> turns;
   RulesMetrics rules_file;
   std::vector<RuleMetrics> rules;

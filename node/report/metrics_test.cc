@@ -96,6 +96,7 @@ NodeMetrics example() {
   metrics.clock_set_back_seconds = 3600.5;
   metrics.request_ids = {35, 36, 37};
   metrics.tickets = {38, 39, 40};
+  metrics.unmet = {41, 42};
   metrics.turns = {{"sweep", 0.0041}, {"turn", 0.0052}};
   metrics.rules_file = {"0123456789abcdef", 1'767'323'046.5, 41, 42, false};
   metrics.rules = {{"api", "per-key", 100, 7, 2, 5, false, 43},
@@ -121,6 +122,8 @@ TEST(Metrics, RendersEveryFigure) {
       {"weir_request_ids", 35},
       {"weir_request_ids_repeated_total", 36},
       {"weir_request_ids_evicted_total", 37},
+      {"weir_unmet_requests_total{reason=\"no_rule\"}", 41},
+      {"weir_unmet_requests_total{reason=\"unknown_domain\"}", 42},
       {"weir_tickets", 38},
       {"weir_tickets_timed_out_total", 39},
       {"weir_tickets_refused_total", 40},

@@ -218,6 +218,9 @@ void NodeReport::status_json(Text done) {
            {"unabsorbed", status.unabsorbed},
            {"reincarnations", status.reincarnations},
            {"clock", clock_json(status, from_.clock)}};
+  const UnmetCounters unmet = engine.limiter().unmet();
+  out["unmet"] = {{"no_rule", unmet.no_rule}, {"unknown_domain", unmet.unknown_domain}};
+  if (unmet.unknown_domain > 0) out["unmet"]["last_unknown_domain"] = unmet.last_unknown_domain;
   const Forwarder* forwarder = from_.coordinator.forwarder();
   out["conditions"] = conditions_json(conditions());
   out["escrow"] = escrow_json(engine.escrow(), forwarder);
@@ -290,6 +293,8 @@ NodeMetrics NodeReport::collect() {
   out.request_ids = {ids.held, ids.repeated, ids.evicted};
   const TicketCounters tickets = engine.limiter().tickets();
   out.tickets = {tickets.open, tickets.timed_out, tickets.refused};
+  const UnmetCounters unmet = engine.limiter().unmet();
+  out.unmet = {unmet.no_rule, unmet.unknown_domain};
   collect_peers(out, now);
   if (from_.store != nullptr) {
     const storage::StoreCounters counters = from_.store->counters();
