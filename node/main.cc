@@ -90,6 +90,11 @@ int main(int argc, char** argv) {
   }
   weir::LoadedRules rules = weir::load_rules(loaded.config->rules);
   if (!rules.rules) return report(rules.errors);
+  if (validate) {
+    for (const weir::RuleWarning& warning : rules.warnings) {
+      fmt::print(stderr, "{}\n", warning.to_string());
+    }
+  }
   const std::string unsuitable = weir::node::unsuitable(*rules.rules, *loaded.config);
   if (!unsuitable.empty()) {
     fmt::print(stderr, "{}: {}\n", path, unsuitable);

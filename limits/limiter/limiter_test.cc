@@ -694,5 +694,32 @@ TEST(Limiter, CountsRequestsThatNoRuleMet) {
   EXPECT_EQ(limiter.unmet().last_unknown_domain, "x");
 }
 
+/// What docs/rules.md and `weir validate` say of a key that always asks.
+TEST(Limiter, ASlidingWindowOfASmallLimitHoldsBack) {
+  constexpr int kWindows = 20;
+  auto passed = [](std::uint64_t limit, Algorithm algorithm, std::uint32_t slots, bool strict) {
+    Rule sliding = rule("r", limit, algorithm);
+    sliding.slots = slots;
+    sliding.strict = strict;
+    Limiter limiter(set({sliding}), {});
+    Ask ask({{"key", "k"}}, 1);
+    std::uint64_t count = 0;
+    for (Nanos at = 0; at < kWindows * kMinute; at += kSecond / 4) {
+      count += limiter.check(ask.request, kNow + at).allowed;
+    }
+    return count;
+  };
+  EXPECT_EQ(passed(1, Algorithm::sliding_window, 1, false), kWindows / 2u);
+  EXPECT_LE(passed(2, Algorithm::sliding_window, 1, false), kWindows + 1u);
+  for (std::uint64_t limit = 3; limit <= 10; ++limit) {
+    const std::uint64_t count = passed(limit, Algorithm::sliding_window, 1, false);
+    EXPECT_LE(count, (limit - 1) * kWindows + 1) << limit;
+    EXPECT_GE(count, (limit - 1) * kWindows * 9 / 10) << limit;
+  }
+  EXPECT_LE(passed(50, Algorithm::sliding_window, 1, true), 50u * kWindows / 2);
+  EXPECT_GE(passed(1, Algorithm::sliding_window, 15, true), kWindows * 9u / 10);
+  EXPECT_EQ(passed(1, Algorithm::sliding_log, 1, false), kWindows * 1u);
+}
+
 }  // namespace
 }  // namespace weir

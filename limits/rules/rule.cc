@@ -90,6 +90,19 @@ class Calendars {
   std::map<std::pair<CalendarUnit, std::string>, Loaded> loaded_;
 };
 
+/// "rules.yaml:12:5: rules[2].window: ", as far as it is known.
+template <typename Remark>
+std::string where(const Remark& remark) {
+  std::string out = remark.file;
+  if (remark.line > 0) {
+    if (!out.empty()) out += ':';
+    out += fmt::format("{}:{}", remark.line, remark.column);
+  }
+  if (!out.empty()) out += ": ";
+  if (!remark.field.empty()) out += remark.field + ": ";
+  return out;
+}
+
 class Checker {
  public:
   Checker(const RuleOrigin& origin, Calendars& calendars, std::vector<RuleError>& errors)
@@ -461,14 +474,11 @@ bool Rule::matches(const Request& request) const {
 }
 
 std::string RuleError::to_string() const {
-  std::string out = file;
-  if (line > 0) {
-    if (!out.empty()) out += ':';
-    out += fmt::format("{}:{}", line, column);
-  }
-  if (!out.empty()) out += ": ";
-  if (!field.empty()) out += field + ": ";
-  return out + "expected " + expected;
+  return where(*this) + "expected " + expected;
+}
+
+std::string RuleWarning::to_string() const {
+  return where(*this) + "warning: " + text;
 }
 
 RuleSet::RuleSet(std::vector<Rule> rules)

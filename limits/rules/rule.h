@@ -134,6 +134,17 @@ struct RuleError {
   std::string to_string() const;
 };
 
+/// What is valid, but most likely not meant.
+struct RuleWarning {
+  std::string file;
+  int line = 0;    ///< from 1; 0 if unknown
+  int column = 0;  ///< from 1; 0 if unknown
+  std::string field;
+  std::string text;
+  /// "rules.yaml:12:5: rules[2].limit: warning: …"
+  std::string to_string() const;
+};
+
 class RuleOrigin;  // rule_origin.h
 class RuleIndex;   // rule_index.h
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <weir/limits/rules/rule_origin.h>
+#include <weir/limits/rules/rule_warnings.h>
 #include <weir/limits/series/keyed_hash.h>
 #include <weir/limits/text/utf8.h>
 #include <weir/limits/yaml/read_file.h>
@@ -436,6 +437,7 @@ void read_yaml(std::string_view text, std::string_view file, LoadedRules& out) {
   for (const std::uint32_t root : tree.documents) reader.read_document({root, ""});
   reader.take_errors(out.errors);
   out.rules = RuleSet::make(reader.take_rules(), reader, out.errors);
+  if (out.rules) out.warnings = internal::rule_warnings(out.rules->rules(), reader);
 }
 
 }  // namespace
@@ -445,6 +447,7 @@ LoadedRules parse_rules(std::string_view yaml, std::string_view file) {
   read_yaml(yaml, file, out);
   if (out.errors.empty()) return out;
   out.rules = nullptr;
+  out.warnings.clear();
   std::stable_sort(out.errors.begin(), out.errors.end(), [](const auto& a, const auto& b) {
     return std::pair{a.line, a.column} < std::pair{b.line, b.column};
   });

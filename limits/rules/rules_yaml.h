@@ -12,7 +12,8 @@ namespace weir {
 
 struct LoadedRules {
   std::shared_ptr<const RuleSet> rules;  ///< null if there were errors
-  std::vector<RuleError> errors;  ///< all that were found (the first 1000), in document order
+  std::vector<RuleError> errors;      ///< all that were found (the first 1000), in document order
+  std::vector<RuleWarning> warnings;  ///< of rules without errors, in document order
   /// Of the file's bytes, 16 hexadecimal digits: to tell versions apart, no proof against forgery.
   /// Empty where none could be read, and from parse_rules.
   std::string version;

@@ -53,10 +53,13 @@ int fail(const std::string& message) {
 }
 
 /// Null after the errors were printed.
-std::shared_ptr<const RuleSet> rules_from(const std::string& path) {
+std::shared_ptr<const RuleSet> rules_from(const std::string& path, bool with_warnings = false) {
   LoadedRules loaded = load_rules(path);
   for (const RuleError& error : loaded.errors) {
     complain(internal::printable(error.to_string()) + "\n");
+  }
+  for (const RuleWarning& warning : loaded.warnings) {
+    if (with_warnings) complain(internal::printable(warning.to_string()) + "\n");
   }
   return loaded.rules;
 }
@@ -217,15 +220,15 @@ void add_replay(CLI::App& app, int& result) {
 
 void add_validate(CLI::App& app, int& result) {
   auto paths = std::make_shared<std::vector<std::string>>();
-  CLI::App* command =
-      app.add_subcommand("validate", "Check rules files: ok, or every mistake with its line");
+  CLI::App* command = app.add_subcommand(
+      "validate", "Check rules files: ok, or every mistake with its line; and warnings");
   command->add_option("RULES", *paths, "Rules files")->required()->type_name("FILE");
   command->footer(
       "Exits with 0 if all is well, else with 2.\n"
       "Example:\n  weir validate rules.yaml");
   command->callback([paths, &result] {
     for (const std::string& path : *paths) {
-      if (!rules_from(path)) result = kError;
+      if (!rules_from(path, true)) result = kError;
     }
     if (result == kOk) print("ok\n");
   });

@@ -111,12 +111,13 @@ TEST_F(Cli, WrongUsageIsExitTwo) {
 
 TEST_F(Cli, NumbersAreReadAsInYaml) {
   for (const char* text : {"-1", "''", "010", "0x5", "5k", "1.5", "+1", "18446744073709551616"}) {
-    for (const char* command :
-         {"settle t@127.0.0.1:1 --hits", "reserve --domain api a=b --hits", "check --domain api a=b --hits",
-          "check --domain api a=b --count", "replay log --rules r --regions", "replay log --rules r --top"}) {
+    for (const char* command : {"settle t@127.0.0.1:1 --hits", "reserve --domain api a=b --hits",
+                                "check --domain api a=b --hits", "check --domain api a=b --count",
+                                "replay log --rules r --regions", "replay log --rules r --top"}) {
       const Result result = weir(fmt::format("{} {}", command, text));
       EXPECT_EQ(result.exit, 2) << command << " " << text;
-      EXPECT_THAT(result.out, HasSubstr("expected a ")) << command << " " << text;
+      EXPECT_THAT(result.out, testing::AnyOf(HasSubstr("expected a "), HasSubstr("not in range")))
+          << command << " " << text;
     }
   }
 }
@@ -134,6 +135,31 @@ TEST_F(Cli, Validate) {
                                 HasSubstr(bad + ":8:5: rules[1].windw: ")));
   EXPECT_THAT(result.out, testing::Not(HasSubstr("ok\n")));
   EXPECT_EQ(weir("validate " + dir_ + "/none.yaml").exit, 2);
+}
+
+TEST_F(Cli, ValidateWarnsOfWhatIsHardlyMeant) {
+  const std::string rules =
+      file("rules.yaml",
+           "domain: site\nrules:\n"
+           "  - { name: a, limit: 1, window: 1m, algorithm: sliding_window }\n"
+           "  - { name: b, limit: 9, window: 1m, algorithm: sliding_window }\n"
+           "  - { name: c, limit: 10, window: 1m, algorithm: sliding_window }\n"
+           "  - { name: d, limit: 50, window: 1m, algorithm: sliding_window, "
+           "strict: true }\n"
+           "  - { name: e, limit: 1, window: 1m, algorithm: sliding_window, "
+           "strict: true, slots: 15 }\n"
+           "  - { name: f, limit: 1, window: 1m, algorithm: sliding_log }\n");
+  const Result result = weir("validate " + rules);
+  EXPECT_EQ(result.exit, 0);
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr(rules + ":3:23: rules[0].limit: warning: "),
+                    HasSubstr("gets half of this limit: take algorithm: sliding_log"),
+                    HasSubstr(rules + ":4:23: rules[1].limit: warning: "),
+                    HasSubstr("gets 8 of 9 of this limit"), HasSubstr("rules[3].strict: warning: "),
+                    testing::EndsWith("ok\n")));
+  for (const char* other : {"rules[2]", "rules[4]", "rules[5]"}) {
+    EXPECT_THAT(result.out, testing::Not(HasSubstr(other)));
+  }
 }
 
 TEST_F(Cli, ReplayPrintsTextAndJson) {
