@@ -81,7 +81,7 @@ struct Ticket {
 struct Settled {
   bool known = false;      ///< it was open; if not, nothing has changed
   std::uint64_t hits = 0;  ///< as reserved, of the first descriptor
-  bool lapsed = false;     ///< some window's time was over: there nothing was counted
+  bool lapsed = false;     ///< some window was over, of a rule with `late: drop`: nothing counted
   /// What was counted is durable only after the next commit, as some rule promises.
   bool wants_commit = false;
 };

@@ -118,8 +118,9 @@ class Limiter {
   Ticket reserve(const Request& request, Nanos now, Nanos timeout, Decision& out);
   static constexpr Nanos kMaxHold = kDay;
   /// The hold goes, and `actual` hits are counted, more than were reserved and beyond the limit
-  /// too: in windows and logs at the instant of the reservation (nothing, if no decision reads that
-  /// any more), in buckets at `now`. Settles once. Of several descriptors `actual` are the hits of
+  /// too, but of no rule more units than its limit (a bucket's burst) was at the reservation: in
+  /// windows and logs at the instant of the reservation (if no decision reads that any more, as
+  /// Rule::late says), in buckets at `now`. Settles once. Of several descriptors `actual` are the hits of
   /// the first one, or of as many as it has numbers for; the others are counted as reserved.
   Settled settle(Ticket ticket, std::uint64_t actual, Nanos now);
   Settled settle(Ticket ticket, std::span<const std::uint64_t> actual, Nanos now);

@@ -110,7 +110,7 @@ struct SettleReply {
   Error error;                 ///< not empty: it is not known to be settled
   bool settled = false;        ///< false: no such ticket is open, nothing has changed
   std::uint64_t reserved = 0;  ///< hits, as estimated
-  bool lapsed = false;         ///< some window's time was over: there nothing was counted
+  bool lapsed = false;         ///< some window was over, of a rule that drops: nothing counted
   bool degraded = false;       ///< counted, but not durable as a rule promises
   friend bool operator==(const SettleReply&, const SettleReply&) = default;
 };

@@ -303,6 +303,7 @@ inline rc::Gen<Rule> rules_named(std::string name) {
         *rc::gen::weightedElement<std::uint64_t>({{8, 1}, {2, 3}, {1, 0}, {1, kMax}});
     if (*chance(20)) rule.cost_by_method["POST"] = 5;
     rule.shadow = *chance(20);
+    if (!is_bucket(rule.algorithm)) rule.late = *one_of<Late>({Late::charge, Late::drop});
     return rule;
   });
 }

@@ -191,6 +191,8 @@ class PlainLimiter {
     Nanos at = 0;
     std::map<std::size_t, std::uint64_t> units;
     std::map<std::size_t, std::uint64_t> per_hit;
+    std::map<std::size_t, std::uint64_t> most;
+    std::map<std::size_t, Late> late;
   };
   /// Decides as check(); `number` names what is held.
   Answer reserve(int number, const std::string& key, std::uint64_t hits, Nanos given) {
@@ -209,20 +211,26 @@ class PlainLimiter {
     bool counted = true;
     for (const auto& [i, per_hit] : holding.per_hit) {
       bool bucket = is_bucket(rules_[i].algorithm);
-      if (!bucket && !read_now(i, holding.key, holding.at)) {
+      const bool over = !bucket && !read_now(i, holding.key, holding.at);
+      if (over && holding.late.at(i) == Late::drop) {
         counted = false;
         continue;
       }
-      std::uint64_t units = per_hit * actual;
+      std::uint64_t units = std::min(per_hit * actual, holding.most.at(i));
       consumed_ += units;
+      charged_late_ += over && units > 0;
+      cut_ += units < per_hit * actual;
       if (bucket) {
         if (units > 0) settle_in_bucket(i, holding.key, units);
       } else {
-        logs_[i][holding.key].push_back({holding.at, units});
+        logs_[i][holding.key].push_back({over ? now_ : holding.at, units});
       }
     }
     return counted;
   }
+  /// Settlements, by rules: counted in a later window than reserved, and cut to the limit.
+  int charged_late() const { return charged_late_; }
+  int cut() const { return cut_; }
   /// Of every rule, by checks and settlements.
   Uint128 consumed() const { return consumed_; }
   /// When the bucket of the first rule is full whatever drains meanwhile.
@@ -265,15 +273,21 @@ class PlainLimiter {
         holding->at = now_;
         holding->units[i] = units;
         holding->per_hit[i] = units / hits;
+        holding->most[i] = most_of(rules_[i]);
+        holding->late[i] = rules_[i].late;
       }
       answer.remaining.push_back(remaining(i, key));
     }
     return answer;
   }
 
+  /// The limit, or a bucket's burst.
+  static std::uint64_t most_of(const Rule& rule) {
+    const bool burst = is_bucket(rule.algorithm) && rule.burst > 0 && rule.limit > 0;
+    return burst ? rule.burst : rule.limit;
+  }
   static Uint128 full_debt(const Rule& rule) {
-    std::uint64_t burst = rule.burst == 0 || rule.limit == 0 ? rule.limit : rule.burst;
-    return static_cast<Uint128>(burst) * static_cast<std::uint64_t>(rule.window);
+    return static_cast<Uint128>(most_of(rule)) * static_cast<std::uint64_t>(rule.window);
   }
   /// A bucket that consumes now is full again when the most that it can owe has drained.
   void note_lifetime(std::size_t i, const std::string& key) {
@@ -418,6 +432,8 @@ class PlainLimiter {
   std::vector<std::size_t> order_;                              // the rules in force
   std::map<int, Holding> holdings_;
   Uint128 consumed_ = 0;
+  int charged_late_ = 0;
+  int cut_ = 0;
   Nanos now_;
 };
 

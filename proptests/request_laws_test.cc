@@ -286,7 +286,7 @@ LAW(42,
     "denied", "settled for less", "settled for more", "given back", "beyond the limit", "timed out",
     "after its window", "in a window that is read still", "swept while held", "rebased while held",
     "drained while held", "a bucket", "a log", "a sliding window", "a calendar", "several rules",
-    "settled twice", "not replicated") {
+    "settled twice", "not replicated", "charged in a later window", "cut to the limit") {
   std::vector<Rule> rules;
   for (std::size_t i = *between<std::size_t>(1, 3).as("rules"); i > 0; --i) {
     Rule rule = plain_rule("r" + std::to_string(i));
@@ -408,6 +408,8 @@ LAW(42,
         reached("settled for more", actual > one.hits);
         reached("given back", actual == 0);
         reached("after its window", !counted);
+        reached("charged in a later window", model.charged_late() > 0);
+        reached("cut to the limit", model.cut() > 0);
         reached("in a window that is read still", counted && actual > 0);
         reached("swept while held", one.swept);
         reached("rebased while held", one.rebased);

@@ -239,7 +239,7 @@ struct SettleResult {
   error @0 :Text;              # nothing was settled, and why
   settled @1 :Bool;            # false: no such ticket is open, nothing has changed
   reserved @2 :UInt64;         # hits, as estimated
-  lapsed @3 :Bool;             # some window's time was over: there nothing was counted
+  lapsed @3 :Bool;             # some window was over, of a rule that drops: nothing was counted
   degraded @4 :Bool;           # counted, and not durable as a rule promises: storage has failed
   errorKind @5 :ErrorKind;
 }

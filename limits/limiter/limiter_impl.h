@@ -273,7 +273,7 @@ struct Limiter::Impl {
         [this, now](const Hold& held, std::uint64_t cost) { return settle_hold(held, cost, now); };
   }
   SettledHold settle_hold(const Hold& hold, std::uint64_t cost, Nanos now);
-  /// False if it is too late to count anything.
+  /// False if it is too late to count anything: the rule drops that.
   bool settle(const CompiledRule& compiled, Item& item, const Hold& hold, Nanos now);
 
   // The replica's side.

@@ -39,7 +39,7 @@ Ticket Limiter::Impl::reserve(const Request& request, Items& items, Local& work,
     const std::uint64_t units = cost_of(compiled, part);
     if (!status.allowed || status.degraded || units == 0) continue;
     holds.push_back({item.id, epoch_of(compiled, item, now), compiled.rule->cost_of(part), units,
-                     status.descriptor});
+                     compiled.limit, compiled.rule->late, status.descriptor});
   }
   if (holds.empty()) {
     if (room) reservations.give_room_back();
@@ -85,6 +85,14 @@ bool Limiter::Impl::settle(const CompiledRule& compiled, Item& item, const Hold&
   Series& series = *item.entry->series;
   if (compiled.escrow) {
     auto spent = escrow.settle(compiled, item.id, hold.epoch, hold.units, series, item.cost, now);
+    if (!spent && hold.late == Late::charge) {
+      // No more than there are rights for here: what all spend of a window stays within the limit.
+      item.cost = std::min(
+          item.cost, escrow.evaluate(compiled, item.id, item.window, &series, 0, now).remaining);
+      spent.emplace();
+      if (item.cost > 0)
+        spent = escrow.consume(compiled, item.id, item.window, series, item.cost, now);
+    }
     if (spent) note_spent(item, *spent);
     return spent.has_value();
   }
@@ -94,11 +102,12 @@ bool Limiter::Impl::settle(const CompiledRule& compiled, Item& item, const Hold&
   } else {
     cell = series.find(hold.epoch);
     cell->held -= hold.units;
-    bool over = hold.epoch.expiry <= now;
+    const bool over = hold.epoch.expiry <= now;
     if (cell->empty() && (over || item.cost == 0)) {
       series.windows.erase(series.windows.begin() + (cell - series.windows.data()));
     }
-    if (over) return false;
+    if (over && (hold.late == Late::drop || item.cost == 0)) return hold.late == Late::charge;
+    if (over) cell = &series.window(epoch_of(compiled, item, now));
   }
   if (item.cost == 0) return true;
   std::uint64_t left = evaluate(compiled, item, 0, now).remaining;

@@ -23,7 +23,7 @@ Ticket Reservations::open(std::vector<Hold> holds, std::uint64_t hits, Nanos now
 
 std::uint64_t Reservations::cost_of(const Hold& hold, std::span<const std::uint64_t> actual) {
   if (hold.descriptor >= actual.size()) return hold.units;
-  return mul_saturated(hold.per_hit, actual[hold.descriptor]);
+  return std::min(mul_saturated(hold.per_hit, actual[hold.descriptor]), hold.most);
 }
 
 std::optional<Reservations::Open> Reservations::take(std::uint64_t number) {

@@ -26,12 +26,14 @@ struct Hold {
   crdt::Epoch epoch;             ///< of the cell that it was taken from; kBucketEpoch
   std::uint64_t per_hit = 0;     ///< the rule's cost of one hit
   std::uint64_t units = 0;       ///< held
+  std::uint64_t most = 0;        ///< units that may be counted instead: the rule's limit
+  Late late = Late::charge;      ///< the rule's
   std::uint16_t descriptor = 0;  ///< of the request, whose hits these are
 };
 
 /// What became of one hold.
 struct SettledHold {
-  bool lapsed = false;  ///< its window's time was over
+  bool lapsed = false;  ///< its window was over, and nothing counted
   bool wants_commit = false;
 };
 

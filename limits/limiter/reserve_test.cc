@@ -69,10 +69,13 @@ TEST(Reserve, WhatIsHeldCountsAtOnceAndIsNotDrained) {
 TEST(Reserve, MoreThanReservedIsCountedBeyondTheLimitToo) {
   for (Algorithm algorithm : {Algorithm::fixed_window, Algorithm::sliding_log}) {
     Under node({rule("r", 10, algorithm)});
-    node.limiter.settle(node.reserve(1), 25, kNow);
-    EXPECT_EQ(node.used(0), 25u);
+    Ticket ticket = node.reserve(1);
+    ASSERT_TRUE(node.check(9));
+    node.drain();
+    node.limiter.settle(ticket, 8, kNow);
+    EXPECT_EQ(node.used(0), 17u);
     EXPECT_FALSE(node.check(1));
-    EXPECT_EQ(node.drain().at(0).value, 25u);
+    EXPECT_EQ(node.drain().back().value, 17u);
   }
 }
 
@@ -147,8 +150,10 @@ TEST(Reserve, CountsInTheWindowOfTheReservation) {
   ASSERT_EQ(node.drain().size(), 1u);
 }
 
-TEST(Reserve, AfterItsWindowNothingIsCounted) {
-  Under node({rule("r", 10), rule("bucket", 10, Algorithm::token_bucket)});
+TEST(Reserve, AfterItsWindowNothingIsCountedByARuleThatDrops) {
+  Rule dropping = rule("r", 10);
+  dropping.late = Late::drop;
+  Under node({dropping, rule("bucket", 10, Algorithm::token_bucket)});
   Ticket ticket = node.reserve(6);
   Settled settled = node.limiter.settle(ticket, 8, kNow + kMinute);
   EXPECT_TRUE(settled.known);
@@ -158,8 +163,55 @@ TEST(Reserve, AfterItsWindowNothingIsCounted) {
   EXPECT_EQ(node.drain().size(), 1u);
 }
 
+TEST(Reserve, AfterItsWindowTheCurrentOneIsCharged) {
+  for (Algorithm algorithm :
+       {Algorithm::fixed_window, Algorithm::sliding_window, Algorithm::sliding_log}) {
+    Under node({rule("r", 10, algorithm)});
+    const Nanos late = kNow + 5 * kMinute;
+    Ticket settled_late = node.reserve(6);
+    Ticket given_back = node.reserve(1);
+    ASSERT_TRUE(node.reserve(2));
+    EXPECT_FALSE(node.limiter.settle(settled_late, 5, late).lapsed);
+    EXPECT_EQ(node.used(0, late), 5u);
+    EXPECT_FALSE(node.limiter.settle(given_back, 0, late).lapsed);
+    EXPECT_EQ(node.used(0, late), 5u);
+    EXPECT_EQ(node.limiter.settle_due(late, 10), 1u);
+    EXPECT_EQ(node.used(0, late), 7u);
+    std::vector<crdt::OwnCount> drained = node.drain();
+    ASSERT_EQ(drained.size(), 1u);
+    EXPECT_EQ(drained[0].value, 7u);
+    EXPECT_GT(drained[0].cell.epoch.expiry, late);
+  }
+}
+
+TEST(Reserve, OfAnEscrowRuleNoMoreIsChargedLateThanThereAreRights) {
+  Rule escrow = rule("r", 10);
+  escrow.enforcement = Enforcement::escrow;
+  Under node({escrow}, {});
+  const Nanos late = kNow + kMinute;
+  Ticket ticket = node.reserve(8);
+  ASSERT_TRUE(ticket);
+  ASSERT_TRUE(node.check(7, late));
+  EXPECT_FALSE(node.limiter.settle(ticket, 8, late).lapsed);
+  EXPECT_EQ(node.used(0, late), 10u);
+}
+
+TEST(Reserve, NoMoreThanTheLimitIsSettled) {
+  Under node({rule("window", 100), rule("log", 20, Algorithm::sliding_log),
+              rule("bucket", 30, Algorithm::token_bucket)});
+  Ticket ticket = node.reserve(1);
+  Settled settled = node.limiter.settle(ticket, std::uint64_t{1} << 63, kNow);
+  EXPECT_TRUE(settled.known);
+  EXPECT_EQ(node.used(0), 100u);
+  EXPECT_EQ(node.used(1), 20u);
+  EXPECT_EQ(node.used(2), 30u);
+  EXPECT_TRUE(node.check(20, kNow + kHour));
+}
+
 TEST(Reserve, ASweepKeepsWhatIsHeld) {
-  Under node({rule("window", 10), rule("bucket", 10, Algorithm::token_bucket)});
+  Rule window = rule("window", 10);
+  window.late = Late::drop;
+  Under node({window, rule("bucket", 10, Algorithm::token_bucket)});
   ASSERT_TRUE(node.check(1));
   node.drain();
   Ticket ticket = node.reserve(6);

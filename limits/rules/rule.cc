@@ -277,6 +277,8 @@ class Checker {
       refuse("max_debt", rule.max_debt == 1, rule, "token_bucket and leaky_bucket have");
       return;
     }
+    refuse("late", rule.late == Late::charge, rule,
+           "fixed_window, sliding_window and sliding_log have");
     bool sizes_ok = readable("limit") && readable("burst") && readable("max_debt");
     if (origin_.state(index_, "burst") == State::set && rule.burst == 0) {
       fail("burst", "at least 1, got 0; left out, it is the limit");
@@ -426,6 +428,16 @@ std::string_view to_string(Enforcement enforcement) {
       return "escrow";
     case Enforcement::home:
       return "home";
+  }
+  return "unknown";
+}
+
+std::string_view to_string(Late late) {
+  switch (late) {
+    case Late::charge:
+      return "charge";
+    case Late::drop:
+      return "drop";
   }
   return "unknown";
 }

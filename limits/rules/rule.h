@@ -30,6 +30,8 @@ enum class OnFailure : std::uint8_t { open, closed };
 /// holds.
 enum class Enforcement : std::uint8_t { merged, escrow, home };
 enum class Phase : std::uint8_t { aligned, spread };
+/// What becomes of a reservation that is settled after the window that it was made in is over.
+enum class Late : std::uint8_t { charge, drop };
 
 /// True for those that count in a bucket's cell; the others count in windows' cells.
 constexpr bool is_bucket(Algorithm algorithm) {
@@ -40,6 +42,7 @@ std::string_view to_string(Algorithm algorithm);
 std::string_view to_string(Durability durability);
 std::string_view to_string(OnFailure on_failure);
 std::string_view to_string(Enforcement enforcement);
+std::string_view to_string(Late late);
 
 /// What one descriptor entry must be for a rule to apply.
 struct MatchExact {
@@ -112,6 +115,9 @@ struct Rule {
   /// the disk. Escrow rules of windows with `async` stand for `reserve`, those of buckets are
   /// always `async`, home rules always `commit`: a RuleSet holds that.
   Durability durability = Durability::async;
+  /// Windows and logs: `charge` counts in the current window what is settled too late for its own,
+  /// `drop` nowhere.
+  Late late = Late::charge;
   OnFailure on_failure = OnFailure::open;  ///< of escrow rules `closed`: a RuleSet holds that
   bool shadow = false;                     ///< evaluated, counted and reported, but never denies
 

@@ -88,6 +88,8 @@ std::string rule_text(const Rule& rule) {
   field("phase", rule.phase == Phase::spread ? "spread" : "aligned");
   field("enforcement", to_string(rule.enforcement));
   field("durability", to_string(rule.durability));
+  // Readers that do not know it yet take the default.
+  if (rule.late != Late::charge) field("late", to_string(rule.late));
   field("on_failure", to_string(rule.on_failure));
   field("shadow", rule.shadow ? "true" : "false");
   return out;

@@ -40,7 +40,7 @@ rules:
   - { name: c, limit: 10, window: 1m, algorithm: leaky_bucket, key: [] }
   - { name: d, limit: 0, window: 1m, algorithm: token_bucket }
   - { name: e, limit: 10, window: 1m, algorithm: sliding_window, slots: 6, strict: true }
-  - { name: f, limit: 10, window: 1m, algorithm: sliding_log, cost: 3 }
+  - { name: f, limit: 10, window: 1m, algorithm: sliding_log, cost: 3, late: drop, series: 7 }
   - { name: g, limit: 10, window: { calendar: month, time_zone: Europe/Berlin } }
   - { name: h, limit: 10, window: 1d, enforcement: home, on_failure: closed }
 ---

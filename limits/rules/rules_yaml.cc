@@ -222,6 +222,7 @@ class RulesReader final : public RuleOrigin {
          {"phase", [&](const Value& v) { return read_phase(v, rule.phase); }},
          {"enforcement", [&](const Value& v) { return read_enforcement(v, rule.enforcement); }},
          {"durability", [&](const Value& v) { return read_durability(v, rule.durability); }},
+         {"late", [&](const Value& v) { return read_late(v, rule.late); }},
          {"on_failure", [&](const Value& v) { return read_on_failure(v, rule.on_failure); }},
          {"shadow", [&](const Value& v) { return read_bool(v, rule.shadow); }}});
     if (!fields.is_map) return;
@@ -302,6 +303,10 @@ class RulesReader final : public RuleOrigin {
                                      {"commit", Durability::commit},
                                      {"reserve", Durability::reserve}},
                                     out);
+  }
+
+  bool read_late(const Value& value, Late& out) {
+    return read_.choice<Late>(value, {{"charge", Late::charge}, {"drop", Late::drop}}, out);
   }
 
   bool read_on_failure(const Value& value, OnFailure& out) {
