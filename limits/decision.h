@@ -77,6 +77,12 @@ struct Ticket {
   friend bool operator==(const Ticket&, const Ticket&) = default;
 };
 
+/// For whom a reservation is made.
+struct TicketHolder {
+  std::uint64_t caller = 0;  ///< names who asks; 0: nobody, whose tickets are not counted apart
+  bool lease = false;        ///< what is held is the caller's to spend (lease.h)
+};
+
 /// What became of a ticket.
 struct Settled {
   bool known = false;      ///< it was open; if not, nothing has changed

@@ -42,6 +42,7 @@ Lease grant_lease(Limiter& limiter, const Request& request, const LeaseTerms& te
     const std::uint64_t limit = is_bucket(rule.algorithm) ? rule.burst : rule.limit;
     const std::uint64_t left = limit - std::min(limit, limiter.used(index, request, now));
     hits = std::min(hits, left / cost / std::max<std::uint64_t>(terms.part, 1));
+    hits = std::min(hits, limiter.may_lease(index, request, terms.caller) / cost);
     end = std::min(end, cell_end(limiter, rule, index, request, now));
   }
   // Reservations keep a quarter of the tickets.
@@ -53,7 +54,8 @@ Lease grant_lease(Limiter& limiter, const Request& request, const LeaseTerms& te
     block.hits = hits;
     lease.hits = hits;
     lease.term = end - newest;
-    lease.ticket = limiter.reserve(block, now, lease.term + std::max<Nanos>(terms.grace, 0), out);
+    lease.ticket = limiter.reserve(block, now, lease.term + std::max<Nanos>(terms.grace, 0), out,
+                                   {terms.caller, true});
     if (lease.ticket) return lease;
     if (out.allowed) return {};  // without room for a ticket, an open rule has counted it
   }

@@ -12,6 +12,8 @@ struct LeaseTerms {
   Nanos term = kSecond;     ///< for how long at most
   Nanos grace = kSecond;    ///< so long after the term it is charged in full if nobody settled it
   std::uint64_t part = 16;  ///< of what remains in each rule at most 1/part is given away
+  /// TicketHolder::caller, who holds at most LimiterOptions::caller_percent of each limit.
+  std::uint64_t caller = 0;
 };
 
 /// A block of hits that a client may let pass on its own, for requests with the same descriptor.

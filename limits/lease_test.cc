@@ -121,6 +121,37 @@ TEST(Lease, LeavesTicketsToReservations) {
   EXPECT_EQ(limiter.tickets().refused, 0u);
 }
 
+TEST(Lease, OneCallerHoldsItsPartOfALimit) {
+  LimiterOptions options;
+  options.caller_percent = 25;
+  Rule costly = rule("costly", 3000);
+  costly.cost_by_method = {{"POST", 2}};
+  for (Algorithm algorithm : {Algorithm::fixed_window, Algorithm::token_bucket}) {
+    Limiter limiter(set({rule("r", 1000, algorithm), costly}), options);
+    Decision decision;
+    auto lease = [&](std::uint64_t caller) {
+      LeaseTerms wanted = terms(1000);
+      wanted.caller = caller;
+      return grant_lease(limiter, Ask().request, wanted, kStart, kStart, decision);
+    };
+    std::uint64_t held = 0;
+    Lease last;
+    for (int i = 0; i < 30; ++i) {
+      Lease more = lease(1);
+      EXPECT_TRUE(decision.allowed);
+      held += more.hits;
+      if (more.ticket) last = more;
+    }
+    EXPECT_GT(held, 240u);
+    EXPECT_LE(held, 250u);
+    EXPECT_GT(lease(2).hits, 10u);
+    EXPECT_GT(lease(0).hits, 10u);  // nobody's
+    EXPECT_FALSE(lease(1).ticket);
+    limiter.settle(last.ticket, 0, kStart);
+    EXPECT_TRUE(lease(1).ticket);
+  }
+}
+
 TEST(Lease, OfADeadClientIsChargedInFull) {
   Limiter limiter(set({rule("r", 1000)}), {});
   Decision decision;

@@ -46,6 +46,9 @@ struct LimiterOptions {
   /// Reservations open at once. Beyond, one is answered by its rules' on_failure: `closed` denies,
   /// `open` counts the estimate at once, as the timeout would. Either is reported as degraded.
   std::size_t max_tickets = 1u << 16;
+  /// Of those, in percent, that one caller may have open (TicketHolder): beyond, it is answered as
+  /// if all were. Of each limit a caller may hold as much by leases, too.
+  unsigned caller_percent = 100;
 };
 
 /// A request counts once for each of its descriptors that the rule matches.
@@ -115,7 +118,11 @@ class Limiter {
   /// kMaxHold) it is settled in full, by settle_due(). No ticket if nothing is held: the request
   /// was denied, asks for 0 hits, meets no rule that counts it, or was answered by on_failure. A
   /// repeated request gets its ticket again.
-  Ticket reserve(const Request& request, Nanos now, Nanos timeout, Decision& out);
+  Ticket reserve(const Request& request, Nanos now, Nanos timeout, Decision& out,
+                 TicketHolder holder = {});
+  /// Units of the series that `rule` (an index) counts the request's first descriptor in, which the
+  /// caller may still lease beside those that it has.
+  std::uint64_t may_lease(std::uint32_t rule, const Request& request, std::uint64_t caller) const;
   static constexpr Nanos kMaxHold = kDay;
   /// The hold goes, and `actual` hits are counted, more than were reserved and beyond the limit
   /// too, but of no rule more units than its limit (a bucket's burst) was at the reservation: in

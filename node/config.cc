@@ -125,6 +125,7 @@ class Parser {
          {"max_request_ids", integer(0, 100'000'000, config_.max_request_ids)},
          {"request_id_ttl", duration(kSecond, kDay, config_.request_id_ttl)},
          {"max_tickets", integer(0, 100'000'000, config_.max_tickets)},
+         {"caller_percent", integer(1, 100, config_.caller_percent)},
          {"log", [this](const Value& v) { return log(v); }},
          {"http", [this](const Value& v) { return http(v); }},
          {"home", [this](const Value& v) { return home(v); }}});

@@ -80,6 +80,7 @@ struct NodeConfig {
   std::uint64_t max_request_ids = 65'536;
   Nanos request_id_ttl = kMinute;
   std::uint64_t max_tickets = 65'536;
+  unsigned caller_percent = 25;  ///< LimiterOptions::caller_percent
   LogLevel log_level = LogLevel::info;
   LogFormat log_format = LogFormat::json;
   HttpConfig http;

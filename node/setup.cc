@@ -61,6 +61,8 @@ EngineOptions engine_options(const NodeConfig& config, std::shared_ptr<const Rul
   options.max_request_ids = config.max_request_ids;
   options.request_id_ttl = config.request_id_ttl;
   options.max_tickets = config.max_tickets;
+  options.caller_percent = config.caller_percent;
+  randombytes_buf(options.ticket_key.data(), options.ticket_key.size());
   options.max_commit_wait = config.max_commit_wait;
   options.fresh_incarnation = random_incarnation;
   return options;

@@ -1,7 +1,9 @@
+#include <weir/limits/lease.h>
 #include <weir/limits/replica_side.h>
 
 #include <atomic>
 #include <list>
+#include <memory>
 #include <thread>
 
 #include "law.h"
@@ -543,6 +545,129 @@ LAW(42, "reservations never exceed the limit together, also under concurrency", 
   reached("a full rule", counted == rule.limit);
   reached("denied", denials > 0);
   reached("tickets that both settle", firsts[0] > 0 && firsts[1] > 0);
+}
+
+/// Callers that hold tickets, and what they may hold.
+struct Callers {
+  struct Open {
+    Ticket ticket;
+    std::uint64_t caller, leased;
+    std::string key;
+    Nanos until;
+  };
+  Rule rule;
+  LimiterOptions options;
+  std::unique_ptr<Limiter> limiter;
+  std::vector<Open> open;
+  Nanos now = kStart;
+
+  Callers() {
+    rule.domain = "api";
+    rule.name = "r";
+    rule.key = {"key"};
+    rule.algorithm = *one_of<Algorithm>(
+        {Algorithm::fixed_window, Algorithm::sliding_window, Algorithm::token_bucket});
+    rule.limit = *one_of<std::uint64_t>({1, 10, 100, 5000}).as("limit");
+    rule.window = kHour;
+    rule.default_cost = *between<std::uint64_t>(1, 3);
+    rule.on_failure = OnFailure::closed;
+    options.max_tickets = *one_of<std::size_t>({1, 4, 20, 100}).as("tickets");
+    options.caller_percent = *one_of<unsigned>({1, 25, 50, 100}).as("percent");
+    limiter = std::make_unique<Limiter>(rule_set({rule}), options);
+    reached("a bucket", is_bucket(rule.algorithm));
+    reached("a window", !is_bucket(rule.algorithm));
+  }
+  std::uint64_t part_of(std::uint64_t all) const {
+    return std::max<std::uint64_t>(1, all * options.caller_percent / 100);
+  }
+  std::size_t tickets_of(std::uint64_t caller) const {
+    return static_cast<std::size_t>(std::count_if(
+        open.begin(), open.end(), [&](const Open& one) { return one.caller == caller; }));
+  }
+  std::uint64_t leased_by(std::uint64_t caller, const std::string& key) const {
+    std::uint64_t units = 0;
+    for (const Open& one : open) units += one.caller == caller && one.key == key ? one.leased : 0;
+    return units;
+  }
+  void reserve(std::uint64_t caller, const std::string& key) {
+    const bool room = open.size() < options.max_tickets &&
+                      (caller == 0 || tickets_of(caller) < part_of(options.max_tickets));
+    Decision decision;
+    Ticket ticket = limiter->reserve(Ask(key, 1).request, now, kMinute, decision, {caller, false});
+    RC_ASSERT(static_cast<bool>(ticket) == (room && decision.allowed));
+    if (!room) RC_ASSERT(!decision.allowed);
+    if (ticket) open.push_back({ticket, caller, 0, key, now + kMinute});
+  }
+  void lease(std::uint64_t caller, const std::string& key) {
+    LeaseTerms terms;
+    terms.most = 1000;
+    terms.part = *one_of<std::uint64_t>({1, 2, 16});
+    terms.caller = caller;
+    terms.term = kMinute;
+    terms.grace = 0;
+    Decision decision;
+    Lease lease = grant_lease(*limiter, Ask(key, 1).request, terms, now, now, decision);
+    if (!lease.ticket) return;
+    reached("a lease");
+    open.push_back({lease.ticket, caller, lease.hits * rule.default_cost, key, now + lease.term});
+  }
+  void settle() {
+    now += *one_of<Nanos>({0, kSecond, 30 * kSecond});
+    if (open.empty()) return;
+    std::swap(open[*between<std::size_t>(0, open.size() - 1)], open.back());
+    RC_ASSERT(limiter->settle(open.back().ticket, *between<std::uint64_t>(0, 1), now).known);
+    open.pop_back();
+    reached("settled");
+  }
+  void time_out() {
+    const std::size_t due = limiter->settle_due(now, 1000);
+    RC_ASSERT(due == std::erase_if(open, [&](const Open& one) { return one.until <= now; }));
+    reached("timed out", due > 0);
+  }
+  void within_its_part(std::uint64_t caller) const {
+    const bool bound = options.caller_percent < 100;
+    const std::uint64_t most = part_of(options.max_tickets);
+    RC_ASSERT(tickets_of(caller) <= most);
+    reached("a caller at its part of the tickets", bound && tickets_of(caller) == most);
+    for (const char* key : {"a", "b"}) {
+      const std::uint64_t part = part_of(rule.limit);
+      const std::uint64_t units = leased_by(caller, key);
+      RC_ASSERT(units <= part);
+      RC_ASSERT(limiter->may_lease(0, Ask(key).request, caller) == part - units);
+      reached("a caller at its part of the limit",
+              bound && units > 0 && units + rule.default_cost > part);
+    }
+  }
+};
+
+LAW(53,
+    "of the tickets and, by leases, of a limit one caller holds its part at most, and another "
+    "finds "
+    "room for as much while there is any",
+    "a caller at its part of the tickets", "a caller at its part of the limit", "all tickets open",
+    "a bucket", "a window", "settled", "timed out", "nobody in particular", "a lease") {
+  Callers callers;
+  for (int step = *between(1, 120).as("steps"); step > 0; --step) {
+    const std::uint64_t caller = *between<std::uint64_t>(0, 3);
+    const std::string key(*chance(70) ? "a" : "b");
+    reached("nobody in particular", caller == 0);
+    switch (*choice(5)) {
+      case 0:
+      case 1:
+        callers.reserve(caller, key);
+        break;
+      case 2:
+      case 3:
+        callers.lease(caller, key);
+        break;
+      default:
+        callers.settle();
+    }
+    callers.time_out();
+    RC_ASSERT(callers.limiter->tickets().open == callers.open.size());
+    reached("all tickets open", callers.open.size() == callers.options.max_tickets);
+    for (std::uint64_t who : {1, 2, 3}) callers.within_its_part(who);
+  }
 }
 
 }  // namespace

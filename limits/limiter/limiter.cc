@@ -176,8 +176,22 @@ Decision Limiter::check(const Request& request, Nanos now) {
   return decision;
 }
 
-Ticket Limiter::reserve(const Request& request, Nanos now, Nanos timeout, Decision& out) {
-  return impl_->reserve(request, now, timeout, out);
+Ticket Limiter::reserve(const Request& request, Nanos now, Nanos timeout, Decision& out,
+                        TicketHolder holder) {
+  return impl_->reserve(request, now, timeout, out, holder);
+}
+
+std::uint64_t Limiter::may_lease(std::uint32_t rule, const Request& request,
+                                 std::uint64_t caller) const {
+  RulesInForce::Use program = impl_->use(local());
+  if (rule >= program->compiled_rules.size()) return 0;
+  const CompiledRule& compiled = program->compiled_rules[rule];
+  if (caller == 0) return compiled.limit;
+  std::string key;
+  const std::uint64_t has =
+      impl_->reservations.leased(caller, impl_->series_of(compiled, request, key));
+  const std::uint64_t most = impl_->part_of_one(compiled.limit);
+  return most - std::min(most, has);
 }
 
 Settled Limiter::settle(Ticket ticket, std::uint64_t actual, Nanos now) {

@@ -77,7 +77,7 @@ struct Limiter::Impl {
       : options(given),
         table(given.max_series, given.replicated, given.populate),
         ids(given.hash_key, given.max_request_ids, given.request_id_ttl),
-        reservations(given.max_tickets),
+        reservations(given.max_tickets, part_of_one(given.max_tickets)),
         escrow(given),
         rules(std::move(first), given.hash_key, given.replicated, given.lost.any()) {}
 
@@ -263,9 +263,16 @@ struct Limiter::Impl {
 
   // Reservations.
 
-  Ticket reserve(const Request& request, Nanos given, Nanos timeout, Decision& out);
+  Ticket reserve(const Request& request, Nanos given, Nanos timeout, Decision& out,
+                 TicketHolder holder);
   Ticket reserve(const Request& request, Items& items, Local& work, Nanos now, Nanos timeout,
-                 Decision& out);
+                 Decision& out, TicketHolder holder);
+  /// How much of `all` one caller may have: something, if there is anything.
+  std::uint64_t part_of_one(std::uint64_t all) const {
+    auto part = static_cast<std::uint64_t>(static_cast<Uint128>(all) *
+                                           std::min(options.caller_percent, 100u) / 100);
+    return std::max<std::uint64_t>(part, std::min<std::uint64_t>(all, 1));
+  }
   void hold(const CompiledRule& compiled, const Item& item, Nanos now);
   /// For Reservations: the hold goes, and `cost` counts.
   auto settling(Nanos now) {

@@ -9,7 +9,8 @@
 
 namespace weir {
 
-Ticket Limiter::Impl::reserve(const Request& request, Nanos given, Nanos timeout, Decision& out) {
+Ticket Limiter::Impl::reserve(const Request& request, Nanos given, Nanos timeout, Decision& out,
+                              TicketHolder holder) {
   Local& work = local();
   RulesInForce::Use program = use(work);
   work.program = &*program;
@@ -17,16 +18,16 @@ Ticket Limiter::Impl::reserve(const Request& request, Nanos given, Nanos timeout
   Items& items = work.items[0];
   prepare(request, now, work, items);
   if (items.size() == 0) unmet.note(*program, request);
-  auto reserve_now = [&] { return reserve(request, items, work, now, timeout, out); };
+  auto reserve_now = [&] { return reserve(request, items, work, now, timeout, out, holder); };
   return request.id.empty() ? reserve_now()
                             : by_id(request, items, *program, now, out, reserve_now);
 }
 
 Ticket Limiter::Impl::reserve(const Request& request, Items& items, Local& work, Nanos now,
-                              Nanos timeout, Decision& out) {
+                              Nanos timeout, Decision& out, TicketHolder holder) {
   bool asks = request.hits > 0 || std::any_of(request.more.begin(), request.more.end(),
                                               [](const Descriptor& each) { return each.hits > 0; });
-  bool room = asks && reservations.keep_room();
+  bool room = asks && reservations.keep_room(holder);
   for (Item& item : items.all()) item.mode = room ? Mode::hold : Mode::no_ticket;
   decide(items, work, now, out);
   if (room) out.wants_commit = false;  // when it is settled
@@ -42,10 +43,10 @@ Ticket Limiter::Impl::reserve(const Request& request, Items& items, Local& work,
                      compiled.limit, compiled.rule->late, status.descriptor});
   }
   if (holds.empty()) {
-    if (room) reservations.give_room_back();
+    if (room) reservations.give_room_back(holder);
     return {};
   }
-  return reservations.open(std::move(holds), request.hits, now, timeout);
+  return reservations.open(std::move(holds), request.hits, now, timeout, holder);
 }
 
 void Limiter::Impl::hold(const CompiledRule& compiled, const Item& item, Nanos now) {

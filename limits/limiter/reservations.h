@@ -23,12 +23,12 @@ namespace weir {
 /// What a reservation holds of one rule.
 struct Hold {
   crdt::SeriesId series;
-  crdt::Epoch epoch;             ///< of the cell that it was taken from; kBucketEpoch
-  std::uint64_t per_hit = 0;     ///< the rule's cost of one hit
-  std::uint64_t units = 0;       ///< held
-  std::uint64_t most = 0;        ///< units that may be counted instead: the rule's limit
-  Late late = Late::charge;      ///< the rule's
-  std::uint16_t descriptor = 0;  ///< of the request, whose hits these are
+  crdt::Epoch epoch;                       ///< of the cell that it was taken from; kBucketEpoch
+  std::uint64_t per_hit = 0;               ///< the rule's cost of one hit
+  std::uint64_t units = 0;                 ///< held
+  std::uint64_t most = ~std::uint64_t{0};  ///< units that may be counted instead: the limit
+  Late late = Late::charge;                ///< the rule's
+  std::uint16_t descriptor = 0;            ///< of the request, whose hits these are
 };
 
 /// What became of one hold.
@@ -41,19 +41,28 @@ struct SettledHold {
 /// counted instead once it is settled. What is held in a series is the caller's business, who is
 /// given each hold with the cost that counts instead, exactly once.
 ///
-/// Thread-safe. Tickets are in shards with a lock each, which is never held during a call to
-/// anything else: the caller may take series' locks for a hold, and may call with some held.
+/// What each caller has open is bounded and known, so that one cannot take all tickets, nor lease a
+/// key's whole limit.
+///
+/// Thread-safe. Tickets are in shards with a lock each, and callers in others. None is held during
+/// a call to anything else: whoever calls may take series' locks for a hold, and may call with some
+/// held.
 class Reservations {
  public:
-  /// At most `most` are open at once.
-  explicit Reservations(std::size_t most) : most_(most) {}
+  /// At most `most` are open at once, `most_of_one` by one caller.
+  explicit Reservations(std::size_t most, std::size_t most_of_one = ~std::size_t{0})
+      : most_(most), most_of_one_(most_of_one) {}
 
   /// Keeps room for one ticket. False if as many are open (or have room kept) as may be.
-  bool keep_room();
-  void give_room_back() { open_.fetch_sub(1, std::memory_order_relaxed); }
-  /// In the room that was kept. It times out `timeout` from `now`, at least at once and at most
-  /// after Limiter::kMaxHold. `hits`: Settled::hits. The number is never 0 and never given twice.
-  Ticket open(std::vector<Hold> holds, std::uint64_t hits, Nanos now, Nanos timeout);
+  bool keep_room(TicketHolder holder = {});
+  void give_room_back(TicketHolder holder = {});
+  /// In the room that was kept for `holder`. It times out `timeout` from `now`, at least at once
+  /// and at most after Limiter::kMaxHold. `hits`: Settled::hits. The number is never 0 and never
+  /// given twice.
+  Ticket open(std::vector<Hold> holds, std::uint64_t hits, Nanos now, Nanos timeout,
+              TicketHolder holder = {});
+  /// Units of the series that the caller holds by leases that are open.
+  std::uint64_t leased(std::uint64_t caller, const crdt::SeriesId& series) const;
 
   /// Calls `settle_hold(hold, cost)`, which returns a SettledHold, for each hold of the ticket if
   /// it is still open. `actual` are hits by descriptor; beyond them it costs what was held.
@@ -88,8 +97,18 @@ class Reservations {
     Nanos deadline = 0;
     std::uint64_t hits = 0;
     std::vector<Hold> holds;
+    TicketHolder holder;
+  };
+  /// What one caller has open; forgotten with the last of it.
+  struct Caller {
+    std::size_t tickets = 0;
+    std::unordered_map<crdt::SeriesId, std::uint64_t> leased;
   };
   static constexpr std::size_t kShards = 16;
+  struct alignas(64) CallerShard {
+    mutable std::mutex mutex;
+    std::unordered_map<std::uint64_t, Caller> callers;
+  };
   struct alignas(64) Shard {
     std::mutex mutex;
     std::unordered_map<std::uint64_t, Open> by_number;
@@ -112,9 +131,12 @@ class Reservations {
   static std::uint64_t cost_of(const Hold& hold, std::span<const std::uint64_t> actual);
   std::optional<Open> take(std::uint64_t number);
   std::optional<Open> take_due(Nanos now);
-  std::optional<Open> take(Shard& shard, std::uint64_t number);  // with its lock
+  static Open take(Shard& shard, std::uint64_t number);  // with its lock; it is there
+  void gone(const Open& open);                           // with none
 
   const std::size_t most_;
+  const std::size_t most_of_one_;
+  std::array<CallerShard, kShards> callers_;
   std::array<Shard, kShards> shards_;
   std::atomic<std::size_t> open_{0};
   std::atomic<std::uint64_t> next_{1};

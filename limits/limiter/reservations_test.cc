@@ -66,6 +66,10 @@ TEST(Reservations, ACostThatCannotBeSaidSaturates) {
   std::uint64_t most = ~std::uint64_t{0};
   reservations.settle(open(reservations, {hold(1, 1, 0, 3)}), {&most, 1}, settling.each());
   EXPECT_EQ(settling.holds[0].second, most);
+  Hold limited = hold(1, 1, 0, 3);
+  limited.most = 100;
+  reservations.settle(open(reservations, {limited}), {&most, 1}, settling.each());
+  EXPECT_EQ(settling.holds[1].second, 100u);
 }
 
 TEST(Reservations, WhatOneHoldSaysTheWholeSays) {
@@ -94,6 +98,56 @@ TEST(Reservations, AtMostSoManyAreOpen) {
   EXPECT_EQ(counters.refused, 2u);
   EXPECT_EQ(counters.timed_out, 0u);
   EXPECT_FALSE(Reservations(0).keep_room());
+}
+
+TEST(Reservations, OneCallerHasItsPartOfThem) {
+  Reservations reservations(10, 3);
+  Settling settling;
+  const TicketHolder one{1};
+  const TicketHolder other{17};  // of the same shard
+  std::vector<Ticket> tickets;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(reservations.keep_room(one));
+    tickets.push_back(reservations.open({hold(1, 1)}, 1, kNow, kMinute, one));
+  }
+  EXPECT_FALSE(reservations.keep_room(one));
+  EXPECT_EQ(reservations.counters().open, 3u);
+  EXPECT_EQ(reservations.counters().refused, 1u);
+  ASSERT_TRUE(reservations.keep_room(other));
+  reservations.give_room_back(other);
+  for (int i = 0; i < 7; ++i) ASSERT_TRUE(reservations.keep_room());  // nobody's
+  EXPECT_FALSE(reservations.keep_room(other));
+  reservations.settle(tickets[0], {}, settling.each());
+  ASSERT_TRUE(reservations.keep_room(one));
+  reservations.give_room_back(one);
+  EXPECT_EQ(reservations.settle_due(kNow + kMinute, 10, settling.each()), 2u);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(reservations.keep_room(one));
+  EXPECT_FALSE(reservations.keep_room(one));
+}
+
+TEST(Reservations, WhatACallerLeasesIsKnownWhileItIsOpen) {
+  Reservations reservations(10);
+  Settling settling;
+  const TicketHolder lease{5, true};
+  auto take = [&](std::vector<Hold> holds, TicketHolder holder) {
+    EXPECT_TRUE(reservations.keep_room(holder));
+    return reservations.open(std::move(holds), 1, kNow, kMinute, holder);
+  };
+  Ticket first = take({hold(1, 4), hold(2, 5)}, lease);
+  take({hold(1, 10)}, {5});        // reserved, not leased
+  take({hold(1, 10)}, {6, true});  // another's
+  Ticket second = take({hold(1, 3)}, lease);
+  EXPECT_EQ(reservations.leased(5, {1, 1}), 7u);
+  EXPECT_EQ(reservations.leased(5, {2, 2}), 5u);
+  EXPECT_EQ(reservations.leased(5, {3, 3}), 0u);
+  EXPECT_EQ(reservations.leased(7, {1, 1}), 0u);
+  reservations.settle(first, {}, settling.each());
+  EXPECT_EQ(reservations.leased(5, {1, 1}), 3u);
+  EXPECT_EQ(reservations.leased(5, {2, 2}), 0u);
+  reservations.settle(second, {}, settling.each());
+  EXPECT_EQ(reservations.leased(5, {1, 1}), 0u);
+  reservations.settle_all(settling.each());
+  EXPECT_EQ(reservations.leased(6, {1, 1}), 0u);
 }
 
 TEST(Reservations, WhatTimesOutIsSettledAsHeld) {

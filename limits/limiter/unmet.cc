@@ -13,13 +13,13 @@ void Unmet::note(const Program& program, const Request& request) {
   }
   unknown_domain_.fetch_add(1, std::memory_order_relaxed);
   std::unique_lock lock(mutex_, std::try_to_lock);
-  if (lock && last_ != request.domain) last_.assign(request.domain.substr(0, internal::kMaxName));
+  if (lock && last_ != request.domain) last_.assign(request.domain.substr(0, kMaxName));
 }
 
 UnmetCounters Unmet::counters() const {
   std::lock_guard lock(mutex_);
-  return {no_rule_.load(std::memory_order_relaxed),
-          unknown_domain_.load(std::memory_order_relaxed), last_};
+  return {no_rule_.load(std::memory_order_relaxed), unknown_domain_.load(std::memory_order_relaxed),
+          last_};
 }
 
 }  // namespace weir

@@ -6,6 +6,7 @@
 #include <map>
 
 #include <weir/limits/text/duration.h>
+#include <weir/limits/text/number.h>
 #include <weir/limits/text/size.h>
 #include <weir/limits/text/utf8.h>
 

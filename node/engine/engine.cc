@@ -1,12 +1,13 @@
 #include <weir/node/engine/engine.h>
 
 #include <algorithm>
-#include <charconv>
+#include <array>
 #include <utility>
 
 #include <weir/limits/algorithms/bucket.h>
 #include <weir/limits/algorithms/window.h>
 #include <weir/limits/replica_side.h>
+#include <weir/limits/text/number.h>
 
 namespace weir::node {
 namespace {
@@ -42,6 +43,7 @@ Engine::Engine(EngineOptions options, storage::Store* store, EngineEvents events
     : options_(std::move(options)),
       store_(store),
       events_(std::move(events)),
+      ticket_hash_(options_.ticket_key),
       over_admission_(options_.replica.peers.size()) {}
 
 Engine::~Engine() = default;
@@ -79,7 +81,6 @@ bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& e
   }
   options_.replica.lost = recovered.lost;
   options_.replica.incarnation = fresh;
-  boot_ = crdt::to_string(fresh);
   replica_ = std::make_unique<crdt::Replica>(options_.replica, store_ == nullptr);
   LimiterOptions limiter;
   limiter.hash_key = options_.hash_key;
@@ -88,6 +89,7 @@ bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& e
   limiter.max_request_ids = options_.max_request_ids;
   limiter.request_id_ttl = options_.request_id_ttl;
   limiter.max_tickets = options_.max_tickets;
+  limiter.caller_percent = options_.caller_percent;
   limiter.replicated = true;
   limiter.incarnation = fresh;
   limiter.shares = share_table(options_);
@@ -193,8 +195,9 @@ void Engine::check(std::span<const Request> requests, Nanos wall, std::span<Deci
   if (!requests.empty()) limiter_->check(requests, clock(wall), out);
 }
 
-Ticket Engine::reserve(const Request& request, Nanos wall, Nanos timeout, Decision& out) {
-  return limiter_->reserve(request, clock(wall), timeout, out);
+Ticket Engine::reserve(const Request& request, Nanos wall, Nanos timeout, Decision& out,
+                       TicketHolder holder) {
+  return limiter_->reserve(request, clock(wall), timeout, out, holder);
 }
 
 Settled Engine::settle(Ticket ticket, std::uint64_t actual, Nanos wall) {
@@ -212,18 +215,25 @@ Lease Engine::lease(const Request& request, const LeaseTerms& terms, Nanos wall,
 }
 
 std::string Engine::ticket_name(Ticket ticket) const {
-  return ticket ? boot_ + "-" + std::to_string(ticket.number) : std::string();
+  if (!ticket) return {};
+  const std::string number = std::to_string(ticket.number);
+  const std::array<std::uint64_t, 2> secret = ticket_hash_(number);
+  return crdt::to_string(crdt::Incarnation{secret[0], secret[1]}) + "-" + number;
 }
 
 Ticket Engine::ticket_named(std::string_view name) const {
   Ticket ticket;
-  if (!name.starts_with(boot_)) return ticket;
-  name.remove_prefix(boot_.size());
-  if (!name.starts_with('-')) return ticket;
-  const char* end = name.data() + name.size();
-  auto [stop, error] = std::from_chars(name.data() + 1, end, ticket.number);
-  if (error != std::errc() || stop != end) ticket.number = 0;
-  return ticket;
+  const std::size_t dash = name.find('-');
+  if (dash == name.npos || parse_number(name.substr(dash + 1), ticket.number) != Digits::good)
+    return {};
+  // However long two names are alike, it takes the same time.
+  const std::string known = ticket_name(ticket);
+  if (known.size() != name.size()) return {};
+  unsigned differs = 0;
+  for (std::size_t i = 0; i < known.size(); ++i) {
+    differs |= static_cast<unsigned char>(known[i]) ^ static_cast<unsigned char>(name[i]);
+  }
+  return differs == 0 ? ticket : Ticket{};
 }
 
 void Engine::when_durable(std::function<void(bool)> done, std::size_t requests) {

@@ -19,6 +19,7 @@
 #include <weir/limits/lease.h>
 #include <weir/limits/limiter.h>
 #include <weir/limits/reply.h>
+#include <weir/limits/series/keyed_hash.h>
 #include <weir/node/engine/over_admission.h>
 #include <weir/node/engine/refill.h>
 #include <weir/storage/store.h>
@@ -36,6 +37,9 @@ struct EngineOptions {
   std::size_t max_request_ids = 1u << 16;  ///< the same
   Nanos request_id_ttl = kMinute;
   std::size_t max_tickets = 1u << 16;
+  unsigned caller_percent = 100;  ///< the same
+  /// Secret of this process, from which names of tickets are made: fresh at each boot.
+  HashKey ticket_key{};
   Nanos sweep_interval = kSecond;  ///< at least, between two passes over all series
   std::size_t sweep_piece = 8192;  ///< series that a pump looks at, about
   /// How far ahead of now the time ceiling is kept on disk. After a crash the clock resumes there,
@@ -132,14 +136,20 @@ class Engine {
   /// Limiter::reserve and settle. pump() settles what has timed out, and stop() all that is open; a
   /// crash loses what is held, since only memory knew of it. A settlement that wants_commit waits
   /// as a decision does.
-  Ticket reserve(const Request& request, Nanos wall, Nanos timeout, Decision& out);
+  Ticket reserve(const Request& request, Nanos wall, Nanos timeout, Decision& out,
+                 TicketHolder holder = {});
   Settled settle(Ticket ticket, std::uint64_t actual, Nanos wall);
   /// grant_lease(): a decision, and perhaps hits that the asker may spend. Waits as a decision
   /// does.
   Lease lease(const Request& request, const LeaseTerms& terms, Nanos wall, Decision& out);
-  /// A ticket's name in the cluster: the boot that gave it out and its number. Empty for no ticket.
+  /// TicketHolder::caller of who comes from an address. Empty: 0, nobody.
+  std::uint64_t caller_of(std::string_view address) const {
+    return address.empty() ? 0 : ticket_hash_(address)[0] | 1;
+  }
+  /// A ticket's name: its number, and 128 bits of it that only this boot of this node can tell, so
+  /// that nobody can name a ticket whom it was not given to. Empty for no ticket.
   std::string ticket_name(Ticket ticket) const;
-  /// The other way round. No ticket if the name is another boot's, or none.
+  /// The other way round. No ticket if the name is another boot's, or nobody was given it.
   Ticket ticket_named(std::string_view name) const;
   /// Limiter::reload. Driver's thread.
   void reload(std::shared_ptr<const RuleSet> rules) { reload(prepare(std::move(rules))); }
@@ -230,7 +240,7 @@ class Engine {
   std::unique_ptr<Limiter> limiter_;
   std::unique_ptr<crdt::Replica> replica_;
   std::unique_ptr<EscrowAgent> escrow_;
-  std::string boot_;  // in names of tickets; stays when the incarnation changes
+  const internal::SipHash<2, 4> ticket_hash_;
   std::atomic<Nanos> time_{0};
   std::atomic<Nanos> ceiling_{kNever};    // durable; raised by the store's thread
   std::atomic<bool> stalled_{false};      // the ceiling does not hold time

@@ -108,6 +108,8 @@ struct Node {
       static std::uint64_t boots = 0;
       return crdt::Incarnation{id, ++boots};
     };
+    static std::uint8_t starts = 0;
+    options.ticket_key[0] = ++starts;
     EngineEvents events;
     events.send = [this](crdt::PeerIndex, const crdt::Message& m) { sent.push_back(m); };
     events.reincarnated = [this](const crdt::Incarnation& fresh) { renewed = fresh; };
@@ -276,6 +278,25 @@ TEST(Engine, NamesOfTickets) {
     EXPECT_FALSE(node.engine->ticket_named(wrong)) << wrong;
   }
   EXPECT_EQ(node.engine->ticket_name({}), "");
+  // Whoever has one ticket cannot name the next: no digit stays as it was.
+  const std::string next = node.engine->ticket_name({8});
+  const std::string guess = name.substr(0, name.find('-')) + "-8";
+  EXPECT_NE(next, guess);
+  EXPECT_FALSE(node.engine->ticket_named(guess));
+  EXPECT_EQ(node.engine->ticket_named(next).number, 8u);
+  std::string upper = name;
+  for (char& c : upper) c = static_cast<char>(std::toupper(c));
+  EXPECT_FALSE(upper != name && node.engine->ticket_named(upper));
+  EXPECT_FALSE(node.engine->ticket_named(name.substr(0, name.find('-')) + "-07"));
+}
+
+TEST(Engine, CallersAreToldApartByTheirAddresses) {
+  Node node(nullptr);
+  const std::uint64_t one = node.engine->caller_of("192.0.2.1");
+  EXPECT_NE(one, 0u);
+  EXPECT_EQ(one, node.engine->caller_of("192.0.2.1"));
+  EXPECT_NE(one, node.engine->caller_of("192.0.2.2"));
+  EXPECT_EQ(node.engine->caller_of(""), 0u);
 }
 
 TEST(Engine, ARepeatedRequestWaitsForACommitToo) {

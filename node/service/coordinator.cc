@@ -140,7 +140,7 @@ void Coordinator::pass_on(const rpc::CheckItem& item, const Decision& denied, Re
   done(std::move(answer));
 }
 
-void Coordinator::reserve(rpc::CheckItem item, Nanos timeout,
+void Coordinator::reserve(rpc::CheckItem item, Nanos timeout, TicketHolder holder,
                           std::function<void(ReserveReply)> done) {
   AsRequest as(item);
   ReserveReply reply;
@@ -151,7 +151,7 @@ void Coordinator::reserve(rpc::CheckItem item, Nanos timeout,
     return done(std::move(reply));
   }
   Decision decision;
-  Ticket ticket = engine_.reserve(as.request, wall_(), timeout, decision);
+  Ticket ticket = engine_.reserve(as.request, wall_(), timeout, decision, holder);
   tell(decision, *engine_.limiter().rules(decision.version), reply.decision);
   reply.ticket = engine_.ticket_name(ticket);
   // What is held is not durable; without a ticket it was counted, as by a check.

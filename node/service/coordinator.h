@@ -61,7 +61,8 @@ class Coordinator final : public ForwardDriver {
   /// missing.
   void pass_on(const rpc::CheckItem& item, const Decision& denied, Reply answer,
                std::function<void(Reply)> done);
-  void reserve(rpc::CheckItem item, Nanos timeout, std::function<void(ReserveReply)> done);
+  void reserve(rpc::CheckItem item, Nanos timeout, TicketHolder holder,
+               std::function<void(ReserveReply)> done);
   void lease(rpc::CheckItem item, LeaseTerms terms, std::function<void(LeaseReply)> done);
   /// Engine::when_durable, and soon.
   void when_durable(std::function<void(bool)> done, std::size_t requests);

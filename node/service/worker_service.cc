@@ -313,18 +313,21 @@ std::function<void(Answer)> WorkerService::back(Done<Answer> done) {
   };
 }
 
-void WorkerService::reserve(const Request& request, Nanos timeout, const Caller&,
+void WorkerService::reserve(const Request& request, Nanos timeout, const Caller& caller,
                             Done<ReserveReply> done) {
   const Nanos wall = wall_();
+  const TicketHolder holder{engine_.caller_of(caller.address)};
   ReserveReply reply;
   if (refused(request, wall, reply.decision.error)) return done(reply);
   if (may_be_away(request)) {
-    to_main_.send([&main = coordinator_, item = rpc::item_of(request), timeout,
-                   tell_it = back(std::move(done))] { main.reserve(item, timeout, tell_it); });
+    to_main_.send([&main = coordinator_, item = rpc::item_of(request), timeout, holder,
+                   tell_it = back(std::move(done))] {
+      main.reserve(item, timeout, holder, tell_it);
+    });
     return;
   }
   Decision decision;
-  const Ticket ticket = engine_.reserve(request, wall, timeout, decision);
+  const Ticket ticket = engine_.reserve(request, wall, timeout, decision, holder);
   const RuleSet* rules = rules_of(decision);
   if (rules == nullptr) {
     reply.decision.fail(ErrorKind::unknown, "the rules changed too often meanwhile");
@@ -362,8 +365,10 @@ void WorkerService::settle(std::string_view ticket, std::uint64_t hits, const Ca
   });
 }
 
-void WorkerService::lease(const Request& request, const LeaseTerms& terms, const Caller&,
+void WorkerService::lease(const Request& request, const LeaseTerms& asked, const Caller& caller,
                           Done<LeaseReply> done) {
+  LeaseTerms terms = asked;
+  terms.caller = engine_.caller_of(caller.address);
   // Where no reload can come in between. One lease stands for many requests.
   to_main_.send([&main = coordinator_, item = rpc::item_of(request), terms,
                  tell_it = back(std::move(done))] { main.lease(item, terms, tell_it); });

@@ -42,7 +42,7 @@ class WorkerService final : public Service, private rpc::Flushable {
                Done<ReserveReply> done) override;
   void settle(std::string_view ticket, std::uint64_t hits, const Caller& caller,
               Done<SettleReply> done) override;
-  void lease(const Request& request, const LeaseTerms& terms, const Caller& caller,
+  void lease(const Request& request, const LeaseTerms& asked, const Caller& caller,
              Done<LeaseReply> done) override;
   void rules(std::string_view known, const Caller& caller, Done<RulesReply> done) override;
   void status(const Caller& caller, Done<std::string> done) override;
