@@ -47,7 +47,8 @@ struct Decision {
   /// The request's id had passed before: this is the answer that it got then, and nothing was
   /// consumed.
   bool repeated = false;
-  /// Of the rules that decided: see Limiter::rules(). From 1, one more with each reload. An
+  /// Of the rules that decided: see Limiter::rules(). From 1, one more with each reload. 0: nothing
+  /// was decided, as the counts of some series are with the replica alone (ReplicaSide::warm). An
   /// answer that is given again speaks of those that are in force then, of rules that are still
   /// there.
   std::uint64_t version = 0;

@@ -25,6 +25,8 @@ struct LimiterOptions {
   /// ones, whose counts move to a sketch of fixed size that may say too much and never too little;
   /// none do with `replicated`. Where none can, a new series of a rule with on_failure `closed` is
   /// denied, and with `open` counted in that sketch, here only. Either is reported as degraded.
+  /// Each rule has a guaranteed part of them (Rule::series), and what is in no part is for whoever
+  /// comes first: no rule's keys take places in another's part.
   std::size_t max_series = 1u << 20;
   /// Take all of that memory now (about 25 ms a GiB), and not where a decision first touches it,
   /// which then stands still for the time in which the system clears 2 MiB.
@@ -65,6 +67,13 @@ struct RequestIdCounters {
   std::size_t held = 0;
   std::uint64_t repeated = 0;  ///< requests that got the answer they had got before
   std::uint64_t evicted = 0;   ///< ids forgotten before their time, for want of room
+};
+
+/// How much of LimiterOptions::max_series a rule has.
+struct SeriesUsage {
+  std::uint64_t series = 0;
+  std::uint64_t guaranteed = 0;  ///< for which there is always room
+  std::uint64_t refused = 0;     ///< new keys, so far, for which there was none
 };
 
 struct TicketCounters {
@@ -127,8 +136,9 @@ class Limiter {
   /// The hold goes, and `actual` hits are counted, more than were reserved and beyond the limit
   /// too, but of no rule more units than its limit (a bucket's burst) was at the reservation: in
   /// windows and logs at the instant of the reservation (if no decision reads that any more, as
-  /// Rule::late says), in buckets at `now`. Settles once. Of several descriptors `actual` are the hits of
-  /// the first one, or of as many as it has numbers for; the others are counted as reserved.
+  /// Rule::late says), in buckets at `now`. Settles once. Of several descriptors `actual` are the
+  /// hits of the first one, or of as many as it has numbers for; the others are counted as
+  /// reserved.
   Settled settle(Ticket ticket, std::uint64_t actual, Nanos now);
   Settled settle(Ticket ticket, std::span<const std::uint64_t> actual, Nanos now);
   /// Settles in full what has timed out at `now`, at most `max` tickets. Returns how many. Call it
@@ -173,6 +183,9 @@ class Limiter {
   TicketCounters tickets() const;
   UnmetCounters unmet() const;
   std::size_t series_count() const;
+  SeriesUsage series_usage(std::uint32_t rule) const;
+  /// New keys of any rule, so far, for which there was no room.
+  std::uint64_t series_refused() const;
   /// Units consumed in the rule's current window or, for buckets, owed now; own and merged counts,
   /// and what is held. Of the request's first descriptor.
   std::uint64_t used(std::uint32_t rule, const Request& request, Nanos now);

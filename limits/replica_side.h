@@ -35,13 +35,32 @@ struct RightsLeft {
 /// where said otherwise.
 class ReplicaSide {
  public:
+  /// What the replica holds of a slot.
+  using DurableCount =
+      std::function<std::uint64_t(const crdt::CellId& cell, const crdt::SlotId& slot)>;
   /// Moves out up to `max` cells that this node consumed from since they were last drained, each
   /// with its whole total. Returns true if more are waiting.
   bool drain(std::vector<crdt::OwnCount>& out, std::size_t max);
   /// Takes in what a cell holds beside this node's current slot. Counts only rise. False if the
-  /// series is new and there is no memory for it.
+  /// series is new and there is no memory for it, or some other counts are with the replica alone:
+  /// then these are, too (warm()).
   bool absorb(const crdt::Cell& cell);
   bool absorb(const crdt::Cell& cell, Growth& growth);
+  /// The same, and what the replica has of this node's own current slot, which this limiter does
+  /// not have: of a series that let_go() let go.
+  bool restore(const crdt::Cell& cell, Growth& growth);
+  /// When little room is left for whoever comes first: looks at about `most` series, of rules that
+  /// have more than their part, and lets those go that nobody used since it last looked, and of
+  /// which `kept(cell, slot)`, what the replica holds of an own slot, is all that was counted here.
+  /// They come back by warm(). Not concurrently with absorb. Returns how many.
+  std::size_t let_go(std::size_t most, const DurableCount& kept);
+  /// Where absorb() found no room, and of what let_go() let go, counts stay with the replica alone,
+  /// and whoever meets such a series is told that nothing was decided (Decision::version 0). For
+  /// each rule that the request meets and whose series is not here, this makes the series, if the
+  /// rule may have one more, and appends the cells that decisions read of it: restore what the
+  /// replica has of them, then ask with Request::warmed. Does nothing while there is no such
+  /// series. By the thread that absorbs. (Of a sliding log cells cannot be named: it begins anew.)
+  void warm(const Request& request, Nanos now, std::vector<crdt::CellId>& out);
   /// This bucket had drained, and the replica forgot it and reset it to `cell` (see
   /// Outbox::reset_buckets): what was counted before no longer counts, here neither. What this node
   /// consumed since it was last drained stays.
@@ -49,8 +68,6 @@ class ReplicaSide {
   /// Continues under `fresh`. `durable(cell, slot)` is what the replica holds of the old own slot:
   /// it stays behind as another writer's count, the rest moves to the fresh slot and will be
   /// drained. Not concurrently with drain or absorb.
-  using DurableCount =
-      std::function<std::uint64_t(const crdt::CellId& cell, const crdt::SlotId& slot)>;
   void rebase(const crdt::Incarnation& fresh, const DurableCount& durable);
   /// Own counts of Outbox::durable.
   void mark_durable(const crdt::OwnCount& count);

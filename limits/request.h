@@ -50,6 +50,8 @@ struct Request {
   /// Further descriptors of the same request, each with hits of its own. All pass or none does: a
   /// series that several of them count in must have room for the sum of their costs.
   std::span<const Descriptor> more = {};
+  /// ReplicaSide::warm was asked about it, by the thread that asks for the decision.
+  bool warmed = false;
 
   std::size_t descriptors() const { return 1 + more.size(); }
   /// What it would be with this descriptor alone, in a request without an id. `index` is below

@@ -561,6 +561,12 @@ LoadedConfig parse_config(std::string_view text, const std::string& file) {
 }
 
 std::string unsuitable(const RuleSet& rules, const NodeConfig& config) {
+  std::uint64_t guaranteed = 0;
+  for (const Rule& rule : rules.rules()) guaranteed += rule.series;
+  if (guaranteed > config.max_series) {
+    return fmt::format("rules want room for {} series, but max_series is {}", guaranteed,
+                       config.max_series);
+  }
   for (const Rule& rule : rules.rules()) {
     // Rights that are kept in memory end with it: no more of them are spent than there are.
     const bool in_memory =
@@ -579,8 +585,9 @@ std::string unusable_storage(const NodeConfig& config) {
   if (!config.storage) return {};
   const std::string& path = config.storage->path;
   const auto wrong = [&path](const std::filesystem::path& where, const std::string& why) {
-    return fmt::format("storage.path: expected a folder that can be made and written, got {}: {}: {}",
-                       path, where.string(), why);
+    return fmt::format(
+        "storage.path: expected a folder that can be made and written, got {}: {}: {}", path,
+        where.string(), why);
   };
   // The first folder on the way up that is there: the others would be made in it.
   std::error_code failure;

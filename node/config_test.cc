@@ -103,6 +103,7 @@ TEST(Config, DefaultsBindLoopback) {
   EXPECT_EQ(config.max_request_ids, 65'536u);
   EXPECT_EQ(config.request_id_ttl, kMinute);
   EXPECT_EQ(config.max_tickets, 65'536u);
+  EXPECT_EQ(config.caller_percent, 25u);
   EXPECT_EQ(config.log_level, LogLevel::info);
   EXPECT_EQ(config.log_format, LogFormat::json);
   EXPECT_EQ(config.http.reset, ResetFormat::seconds);
@@ -131,6 +132,7 @@ populate: true
 max_request_ids: 0
 request_id_ttl: 5m
 max_tickets: 43
+caller_percent: 44
 log: {level: debug, format: text}
 http: {reset: epoch, max_connections: 7, max_body: 8KiB}
 )",
@@ -157,6 +159,7 @@ http: {reset: epoch, max_connections: 7, max_body: 8KiB}
   EXPECT_EQ(config.max_request_ids, 0u);
   EXPECT_EQ(config.request_id_ttl, 5 * kMinute);
   EXPECT_EQ(config.max_tickets, 43u);
+  EXPECT_EQ(config.caller_percent, 44u);
   EXPECT_EQ(config.log_level, LogLevel::debug);
   EXPECT_EQ(config.log_format, LogFormat::text);
   EXPECT_EQ(config.http.reset, ResetFormat::epoch);
@@ -209,7 +212,7 @@ http: {reset: minutes, max_connections: 0, max_body: 64KB}
           "weight, peers, rules, storage, sync_interval, anti_entropy_interval, commit_interval, "
           "max_commit_wait, max_skew, threads, max_series, populate, max_request_ids, "
           "request_id_ttl, "
-          "max_tickets, log, http, home",
+          "max_tickets, caller_percent, log, http, home",
           "node.yaml:5:16: listen.http: expected a literal address and a port, such as "
           "127.0.0.1:7400 or [::1]:7400, got 'localhost:7402'",
           "node.yaml:5:32: listen.grpx: unknown field; expected one of peers, admin, clients, http",
@@ -327,6 +330,13 @@ TEST(Config, PromisesNeedADisk) {
             "rule \"r\" wants enforcement: home, which is durable, but storage is none");
   config.storage = StorageConfig{"data"};
   EXPECT_EQ(unsuitable(*RuleSet::make({rule}, none), config), "");
+  Rule other = rule;
+  other.name = "other";
+  rule.series = other.series = 500'000;
+  EXPECT_EQ(unsuitable(*RuleSet::make({rule, other}, none), config), "");
+  rule.series += 1;
+  EXPECT_EQ(unsuitable(*RuleSet::make({rule, other}, none), config),
+            "rules want room for 1000001 series, but max_series is 1000000");
 }
 
 TEST(Config, AFolderThatCannotBeMadeIsToldBeforeTheStart) {
@@ -344,10 +354,11 @@ TEST(Config, AFolderThatCannotBeMadeIsToldBeforeTheStart) {
   EXPECT_EQ(why(folder), "");
   EXPECT_EQ(why(folder / "new" / "deeper"), "");
   EXPECT_FALSE(fs::exists(folder / "new"));
-  EXPECT_EQ(why(folder / "file"),
-            fmt::format("storage.path: expected a folder that can be made and written, got {0}: {0}: "
-                        "it is no folder",
-                        (folder / "file").string()));
+  EXPECT_EQ(
+      why(folder / "file"),
+      fmt::format("storage.path: expected a folder that can be made and written, got {0}: {0}: "
+                  "it is no folder",
+                  (folder / "file").string()));
   EXPECT_THAT(why(folder / "dangling"), testing::HasSubstr("it is a link to nothing"));
   EXPECT_THAT(why(folder / "file" / "x"), testing::HasSubstr("file"));
   EXPECT_THAT(why(folder / std::string(300, 'n')), testing::HasSubstr("File name too long"));

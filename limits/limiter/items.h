@@ -53,6 +53,7 @@ class Items {
     size_ = 0;
     sources_.clear();
   }
+  bool warmed = false;  ///< Request::warmed
   std::size_t size() const { return size_; }
   Item& next() {
     if (size_ == made_) {

@@ -36,6 +36,7 @@ SeriesId Limiter::Impl::series_of(const CompiledRule& compiled, const Request& r
 
 void Limiter::Impl::prepare(const Request& request, Nanos now, Local& work, Items& items) {
   items.clear();
+  items.warmed = request.warmed;
   if (request.more.empty()) [[likely]] {
     prepare_one(request, now, work, items);
   } else {
@@ -261,6 +262,15 @@ crdt::SeriesId Limiter::rule_identity(std::uint32_t rule) const {
 
 RuleCounters Limiter::counters(std::uint32_t rule) const {
   return impl_->rules.counters(rule);
+}
+
+SeriesUsage Limiter::series_usage(std::uint32_t rule) const {
+  const SeriesShares::Usage usage = impl_->table.shares().of(impl_->rules.identity(rule));
+  return {usage.series, usage.guaranteed, usage.refused};
+}
+
+std::uint64_t Limiter::series_refused() const {
+  return impl_->table.shares().refused();
 }
 
 std::size_t Limiter::series_count() const {

@@ -29,7 +29,14 @@ void Limiter::Impl::decide(Items& all, Local& work, Nanos now, Decision& out) {
     for (Item& item : items) {
       if (item.entry == nullptr) item.entry = table.find(item.id, item.first);
     }
-    if (!lock_all(items, work.locked) || !decide_locked(items, now, out)) continue;
+    if (!lock_all(items, work.locked)) continue;
+    if (!all.warmed && cold(now) && lacks_counts(items)) [[unlikely]] {
+      unlock_all(items);
+      out = {};
+      out.allowed = false;
+      return;
+    }
+    if (!decide_locked(items, all.warmed, now, out)) continue;
     for (Item& item : items) {
       // One that was made may be gone again: others remove what nobody used.
       if (again && item.made && item.entry != nullptr) {
@@ -71,7 +78,14 @@ void Limiter::Impl::unlock_all(std::span<Item> items) {
   }
 }
 
-bool Limiter::Impl::decide_locked(std::span<Item> items, Nanos now, Decision& out) {
+bool Limiter::Impl::lacks_counts(std::span<const Item> items) const {
+  return std::any_of(items.begin(), items.end(), [](const Item& item) {
+    const bool unused = item.entry == nullptr || item.entry->form() == Form::unused;
+    return unused && !item.compiled->escrow && !item.compiled->log;
+  });
+}
+
+bool Limiter::Impl::decide_locked(std::span<Item> items, bool warmed, Nanos now, Decision& out) {
   out.allowed = true;
   bool missing = false;
   std::optional<Overflow::Turn> turn;  // from the first verdict by the sketch until all is counted
@@ -105,7 +119,7 @@ bool Limiter::Impl::decide_locked(std::span<Item> items, Nanos now, Decision& ou
   if (missing && out.allowed) {
     turn.reset();  // make() asks the sketch, too
     unlock_all(items);
-    for (Item& item : items) make(item, now);
+    for (Item& item : items) make(item, warmed, now);
     return false;
   }
   out.wants_commit = false;
@@ -137,14 +151,16 @@ bool Limiter::Impl::decide_locked(std::span<Item> items, Nanos now, Decision& ou
   return true;
 }
 
-bool Limiter::Impl::make_room(Nanos now) {
+bool Limiter::Impl::make_room(std::uint32_t number, Nanos now) {
   if (options.replicated) return false;
   std::size_t moved = 0;
   auto gives_way = [&](SeriesEntry& entry) {
     // Somebody is about to use an unused one.
     if (entry.form() == Form::unused) return false;
     if (is_over(entry, now - kGrace)) return true;
-    if (moved == kMovedAtOnce || !move_out(entry, now)) return false;
+    const std::uint32_t its = table.rule(entry);
+    const bool may_go = its == number || table.shares().beyond(its);
+    if (!may_go || moved == kMovedAtOnce || !move_out(entry, now)) return false;
     ++moved;
     return true;
   };
@@ -172,18 +188,51 @@ void Limiter::Impl::degrade(const CompiledRule& compiled, Item& item, Nanos now,
   item.verdict = turn->evaluate(compiled, table.short_id(item.id), item.window, item.cost, now);
 }
 
-void Limiter::Impl::make(Item& item, Nanos now) {
+void Limiter::Impl::make(Item& item, bool warmed, Nanos now) {
   if (item.entry != nullptr || item.cost == 0 || item.no_room) return;
+  // warm() has made what there was room for, with what the replica has of it.
+  if (warmed && cold(now)) {
+    item.no_room = !item.compiled->escrow && !item.compiled->log;
+    if (item.no_room) return;
+  }
   const CompiledRule& compiled = *item.compiled;
   SeriesEntry fresh{};
   std::uint64_t used = overflow.used(compiled, table.short_id(item.id), item.window, now);
   if (used == 0 || (!options.replicated && begin_small(compiled, fresh, item.window, used, now))) {
     item.entry = table.insert(item.id, compiled.number, item.made, fresh);
-    if (item.entry == nullptr && make_room(now)) {
+    if (item.entry == nullptr && make_room(compiled.number, now)) {
       item.entry = table.insert(item.id, compiled.number, item.made, fresh);
     }
   }
   item.no_room = item.entry == nullptr;
+}
+
+void Limiter::Impl::share_out(const Program& program) {
+  const std::uint64_t all = options.max_series;
+  // What a rule says, and one series where it has no more: the others have equal parts of half of
+  // what is left. The other half is for whoever comes first.
+  const auto says = [](const Rule& rule) -> std::uint64_t {
+    return rule.series == 0 && rule.key.empty() ? 1 : rule.series;
+  };
+  Uint128 said = 0;
+  std::uint64_t silent = 0;
+  for (const CompiledRule& compiled : program.compiled_rules) {
+    said += says(*compiled.rule);
+    silent += says(*compiled.rule) == 0;
+  }
+  const std::uint64_t left = said < all ? all - static_cast<std::uint64_t>(said) : 0;
+  const std::uint64_t fair = silent == 0 ? 0 : left / 2 / silent;
+  std::vector<SeriesShares::Part> parts;
+  for (const CompiledRule& compiled : program.compiled_rules) {
+    std::uint64_t part = says(*compiled.rule);
+    if (part == 0) {
+      part = fair;
+    } else if (said > all) {
+      part = static_cast<std::uint64_t>(static_cast<Uint128>(part) * all / said);
+    }
+    parts.push_back({compiled.number, program.identities[compiled.index], part});
+  }
+  table.shares().set(parts);
 }
 
 }  // namespace weir

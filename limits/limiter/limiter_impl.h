@@ -9,6 +9,7 @@
 #include <weir/limits/limiter.h>
 #include <weir/limits/replica_side.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -57,8 +58,9 @@ struct SweepPass {
 ///   1. a request id's (RequestIds), or that of the rules in force (RulesInForce)
 ///   2. a segment's of the table; not by who holds an entry's
 ///   3. entries' of the table, in the order of their addresses
-///   4. one of these: the sketch's turn (Overflow), busy windows or needs (EscrowBook), a stripe of
-///      DirtyEntries, a shard of Reservations. Nothing is locked with one of them held.
+///   4. one of these: the table's SeriesShares, the sketch's turn (Overflow), busy windows or needs
+///      (EscrowBook), a stripe of DirtyEntries, a shard of Reservations. Nothing is locked with one
+///      of them held.
 struct Limiter::Impl {
   LimiterOptions options;
   SeriesTable table;
@@ -79,7 +81,20 @@ struct Limiter::Impl {
         ids(given.hash_key, given.max_request_ids, given.request_id_ttl),
         reservations(given.max_tickets, part_of_one(given.max_tickets)),
         escrow(given),
-        rules(std::move(first), given.hash_key, given.replicated, given.lost.any()) {}
+        rules(std::move(first), given.hash_key, given.replicated, given.lost.any(),
+              [this](const Program& program) { share_out(program); }) {}
+
+  /// Tells the table which part each rule has.
+  void share_out(const Program& program);
+
+  /// Until then some series are not here and have counts that the replica holds.
+  std::atomic<Nanos> cold_until{0};
+  bool cold(Nanos now) const { return cold_until.load(std::memory_order_acquire) > now; }
+  void cold_for(Nanos until);
+  std::size_t next_let_go = 0;  // a segment; by the thread that absorbs
+  /// Some series are not here, and may be with the replica: nothing is decided before it was asked.
+  bool lacks_counts(std::span<const Item> items) const;
+  void warm(const Request& request, Nanos given, std::vector<CellId>& out);
 
   RulesInForce::Use use(const Local& work) { return rules.use(work.stripe); }
 
@@ -245,11 +260,12 @@ struct Limiter::Impl {
   static void unlock_all(std::span<Item> items);
 
   /// Decides and unlocks. False, with nothing decided, if series must be made first.
-  bool decide_locked(std::span<Item> items, Nanos now, Decision& out);
+  bool decide_locked(std::span<Item> items, bool warmed, Nanos now, Decision& out);
 
-  /// Gives the places of series that are over, or else of some that are idle. Not where the replica
-  /// must forget a series in step.
-  bool make_room(Nanos now);
+  /// For a series of this rule: gives the places of series that are over, or else of some that are
+  /// idle, of this rule or of those that have more than their part. Not where the replica must
+  /// forget a series in step.
+  bool make_room(std::uint32_t number, Nanos now);
 
   /// Counts a series in the sketch, so that it may go. False if it was used since this was last
   /// asked of it (the clock algorithm, Corbato 1968), or has no small form.
@@ -259,7 +275,7 @@ struct Limiter::Impl {
   /// early and never too late.
   void degrade(const CompiledRule& compiled, Item& item, Nanos now,
                std::optional<Overflow::Turn>& turn);
-  void make(Item& item, Nanos now);
+  void make(Item& item, bool warmed, Nanos now);
 
   // Reservations.
 
@@ -291,14 +307,19 @@ struct Limiter::Impl {
   void drain_series(const SeriesId& id, Series& series, bool urgent,
                     std::vector<crdt::OwnCount>& out) const;
 
-  /// Calls `change(entry)` with the lock of the series' entry. False if there is none, or with
-  /// `make` no room for one.
+  /// What with_entry() does where there is no entry. `anywhere`: in others' parts of the table,
+  /// too.
+  enum class Make : std::uint8_t { no, yes, anywhere };
+  /// Calls `change(entry)` with the lock of the series' entry. False if there is none, or no room
+  /// to make one.
   template <typename Change>
-  bool with_entry(const SeriesId& id, bool make, Change change) {
+  bool with_entry(const SeriesId& id, Make make, Change change) {
     for (;;) {
       bool made = false;
       SeriesEntry* entry = table.find(id);
-      if (entry == nullptr && make) entry = table.insert(id, SeriesTable::kNoRule, made);
+      if (entry == nullptr && make != Make::no) {
+        entry = table.insert(id, SeriesTable::kNoRule, made, {}, make == Make::anywhere);
+      }
       if (entry == nullptr) return false;
       if (!table.lock(*entry, id)) continue;
       change(*entry);
@@ -306,7 +327,12 @@ struct Limiter::Impl {
       return true;
     }
   }
-  bool absorb(const crdt::Cell& cell, Growth& growth);
+  /// With `own`, the own slot too: the series was let go.
+  bool absorb(const crdt::Cell& cell, Growth& growth, bool own = false);
+  std::size_t let_go(std::size_t most, const ReplicaSide::DurableCount& kept);
+  /// The replica has all that the entry has, and warm() names the cells. `until`: when the last of
+  /// them is over.
+  bool is_kept(const SeriesEntry& entry, const ReplicaSide::DurableCount& kept, Nanos& until) const;
   bool absorb_small(SeriesEntry& entry, const CellId& id, std::uint64_t others, Growth& growth);
   void absorb_bucket(Series& series, const crdt::Cell& cell, std::uint64_t total, Growth& growth);
   void reset(const crdt::Cell& cell);

@@ -95,8 +95,8 @@ void Limiter::Impl::drain_series(const SeriesId& id, Series& series, bool urgent
   out.push_back({{id, crdt::kBucketEpoch}, bucket.birth, bucket.own, state, urgent});
 }
 
-bool Limiter::Impl::absorb(const crdt::Cell& cell, Growth& growth) {
-  return with_entry(cell.id.series, true, [&](SeriesEntry& entry) {
+bool Limiter::Impl::absorb(const crdt::Cell& cell, Growth& growth, bool own) {
+  const auto take_in = [&](SeriesEntry& entry) {
     std::uint32_t number = table.rule(entry);
     if (number != SeriesTable::kNoRule) growth.rule = rules.number(number).identity;
     std::uint64_t total = cell.total();
@@ -109,7 +109,96 @@ bool Limiter::Impl::absorb(const crdt::Cell& cell, Growth& growth) {
     WindowCell& window = general(entry, cell.id.series).window(cell.id.epoch);
     growth.units = others - std::min(others, window.others);
     window.others = std::max(window.others, others);
+    if (own) window.own = std::max(window.own, total - others);
+  };
+  // While some series are with the replica alone this may be one of them, of which it has more
+  // cells.
+  const bool may_make = !own && !cold(time.clamp(0, local().stripe));
+  if (with_entry(cell.id.series, may_make ? Make::yes : Make::no, take_in)) return true;
+  cold_for(cell.id.is_bucket() ? cell.bucket.expiry : cell.id.epoch.expiry);
+  // Whoever makes the series from now on asks for its counts, but it may have been made meanwhile.
+  return with_entry(cell.id.series, Make::no, take_in);
+}
+
+void Limiter::Impl::cold_for(Nanos until) {
+  Nanos known = cold_until.load(std::memory_order_relaxed);
+  while (known < until && !cold_until.compare_exchange_weak(known, until)) {
+  }
+}
+
+bool Limiter::Impl::is_kept(const SeriesEntry& entry, const ReplicaSide::DurableCount& kept,
+                            Nanos& until) const {
+  const std::uint32_t number = table.rule(entry);
+  const bool known = number != SeriesTable::kNoRule;
+  const SeriesId& id = table.id(entry);
+  const auto has = [&](const crdt::Epoch& epoch, std::uint64_t own) {
+    until = std::max(until, epoch.expiry);
+    return own == 0 || kept({id, epoch}, {options.incarnation, 0}) == own;
+  };
+  if (entry.form() == Form::window) {
+    const WindowShape shape = window_shape(rules.number(number).rule, id);
+    const std::int64_t index = shape.index(entry.time);
+    return has(shape.epoch(index), entry.count[0]) && has(shape.epoch(index - 1), entry.count[2]);
+  }
+  if (entry.form() != Form::general) return false;
+  const Series& series = *entry.series;
+  if (!series.escrow.empty() || series.escrow_bucket != nullptr) return false;
+  if (known && rules.number(number).rule.algorithm == Algorithm::sliding_log) return false;
+  if (series.bucket) {
+    const BucketCell& bucket = *series.bucket;
+    until = std::max(until, bucket.state.expiry);
+    const crdt::SlotId slot{options.incarnation, bucket.birth};
+    const bool own = bucket.own == 0 || kept({id, crdt::kBucketEpoch}, slot) == bucket.own;
+    if (bucket.dirty || bucket.held > 0 || !own) return false;
+  }
+  return std::all_of(series.windows.begin(), series.windows.end(), [&](const WindowCell& cell) {
+    // Of a series whose rule nobody knows: an instant of a log is hardly ever a whole second.
+    const bool named =
+        known || (cell.epoch.start % kSecond == 0 && cell.epoch.expiry % kSecond == 0);
+    return named && !cell.dirty && cell.held == 0 && cell.block == 0 && has(cell.epoch, cell.own);
   });
+}
+
+std::size_t Limiter::Impl::let_go(std::size_t most, const ReplicaSide::DurableCount& kept) {
+  if (!options.replicated || !table.shares().nearly_full()) return 0;
+  return table.visit_some(next_let_go, most, [&](SeriesEntry& entry) {
+    if (entry.has(SeriesEntry::kListed) || !table.shares().beyond(table.rule(entry))) return false;
+    if (entry.has(SeriesEntry::kUsed)) {
+      entry.set(SeriesEntry::kUsed, false);
+      return false;
+    }
+    Nanos until = 0;
+    if (!is_kept(entry, kept, until)) return false;
+    cold_for(until);
+    return true;
+  });
+}
+
+void Limiter::Impl::warm(const Request& request, Nanos given, std::vector<CellId>& out) {
+  Local& work = local();
+  RulesInForce::Use program = use(work);
+  work.program = &*program;
+  const Nanos now = time.clamp(given, work.stripe);
+  if (!cold(now)) return;
+  Items& items = work.items[0];
+  prepare(request, now, work, items);
+  for (const Item& item : items.all()) {
+    const CompiledRule& compiled = *item.compiled;
+    if (compiled.escrow || compiled.log) continue;
+    const SeriesEntry* entry = table.find(item.id);
+    // One that was made for a request that did not consume may still be unused.
+    if (entry != nullptr && entry->form() != Form::unused) continue;
+    bool made = false;
+    if (entry == nullptr && table.insert(item.id, compiled.number, made) == nullptr) continue;
+    if (compiled.bucket_cell) {
+      out.push_back({item.id, crdt::kBucketEpoch});
+      continue;
+    }
+    // One more: another clock may be ahead.
+    for (std::int64_t back = -1; back <= std::int64_t{item.window.shape.previous}; ++back) {
+      out.push_back({item.id, item.window.shape.epoch(item.window.index - back)});
+    }
+  }
 }
 
 bool Limiter::Impl::absorb_small(SeriesEntry& entry, const CellId& id, std::uint64_t others,
@@ -128,6 +217,11 @@ bool Limiter::Impl::absorb_small(SeriesEntry& entry, const CellId& id, std::uint
 void Limiter::Impl::absorb_bucket(Series& series, const crdt::Cell& cell, std::uint64_t total,
                                   Growth& growth) {
   BucketCell& bucket = series.make_bucket();
+  // Of a series that was let go the own slots are others', and no new one may have their births.
+  for (const crdt::Slot& slot : cell.slots) {
+    if (slot.id.writer == options.incarnation && bucket.birth == 0)
+      bucket.last_birth = std::max(bucket.last_birth, slot.id.birth);
+  }
   std::uint64_t own = bucket.birth == 0 ? 0 : cell.value_of({options.incarnation, bucket.birth});
   growth.units = total - own - std::min(total - own, bucket.others);
   bucket.others = std::max(bucket.others, total - own);
@@ -136,7 +230,7 @@ void Limiter::Impl::absorb_bucket(Series& series, const crdt::Cell& cell, std::u
 }
 
 void Limiter::Impl::reset(const crdt::Cell& cell) {
-  with_entry(cell.id.series, false, [&](SeriesEntry& entry) {
+  with_entry(cell.id.series, Make::no, [&](SeriesEntry& entry) {
     if (entry.form() != Form::general || !entry.series->bucket) return;
     entry.time = 0;
     BucketCell& bucket = *entry.series->bucket;
@@ -193,7 +287,7 @@ void Limiter::Impl::rebase(const crdt::Incarnation& fresh,
 }
 
 void Limiter::Impl::mark_durable(const crdt::OwnCount& count) {
-  with_entry(count.cell.series, false, [&](SeriesEntry& entry) {
+  with_entry(count.cell.series, Make::no, [&](SeriesEntry& entry) {
     if (entry.form() != Form::general) return;
     if (count.birth == crdt::kUsedRow) {
       EscrowCell* cell = entry.series->find_escrow(count.cell.epoch);
@@ -224,7 +318,7 @@ void Limiter::Impl::rights_needed(Nanos now, Nanos lead, std::vector<RightsNeed>
     for (const auto& [cell, name] : ending) {
       const CompiledRule* compiled = program->find_escrow(name);
       if (compiled == nullptr) continue;
-      with_entry(cell.series, false, [&, &id = cell](SeriesEntry& entry) {
+      with_entry(cell.series, Make::no, [&, &id = cell](SeriesEntry& entry) {
         Series* series = general_form(&entry);
         if (series != nullptr) escrow.look_ahead(*compiled, id, *series, now);
       });
@@ -240,7 +334,7 @@ std::uint64_t Limiter::Impl::give_rights(const SeriesId& name, const CellId& id,
   const CompiledRule* compiled = program->find_escrow(name);
   if (compiled == nullptr || !escrow.may_give(*compiled, id, now)) return 0;
   std::uint64_t gave = 0;
-  with_entry(id.series, true, [&](SeriesEntry& entry) {
+  with_entry(id.series, Make::yes, [&](SeriesEntry& entry) {
     Series& series = general(entry, id.series);
     table.set_rule(entry, compiled->number);
     gave = escrow.give(*compiled, id, series, to, wanted, now, all);
@@ -281,7 +375,7 @@ std::optional<std::uint64_t> Limiter::Impl::absorb_rows(const CellId& id,
   // Where others only used their own, nothing changes here.
   bool make = others.holding != crdt::Holding{};
   std::uint64_t more = 0;
-  bool found = with_entry(id.series, make, [&](SeriesEntry& entry) {
+  bool found = with_entry(id.series, make ? Make::anywhere : Make::no, [&](SeriesEntry& entry) {
     more = escrow.absorb(id, general(entry, id.series), others);
   });
   if (!found && make) return std::nullopt;

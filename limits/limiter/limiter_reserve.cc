@@ -67,7 +67,7 @@ SettledHold Limiter::Impl::settle_hold(const Hold& hold, std::uint64_t cost, Nan
   SettledHold out;
   RulesInForce::Use program = use(local());
   // It is there: what holds something is not forgotten.
-  with_entry(hold.series, false, [&](SeriesEntry& entry) {
+  with_entry(hold.series, Make::no, [&](SeriesEntry& entry) {
     CompiledRule compiled = rules.compiled_for(*program, table.rule(entry));
     Item item;
     item.entry = &entry;

@@ -194,7 +194,7 @@ void Limiter::Impl::consume_bucket_cell(const CompiledRule& compiled, Series& se
 
 std::uint64_t Limiter::Impl::used(const CompiledRule& compiled, const SeriesId& id, Nanos now) {
   std::uint64_t units = 0;
-  with_entry(id, false, [&](SeriesEntry& entry) {
+  with_entry(id, Make::no, [&](SeriesEntry& entry) {
     Series* series = general_form(&entry);
     if (compiled.escrow) {
       units = escrow.used(compiled, id, series, now);

@@ -45,6 +45,19 @@ bool ReplicaSide::absorb(const crdt::Cell& cell, Growth& growth) {
   return impl_->absorb(cell, growth);
 }
 
+bool ReplicaSide::restore(const crdt::Cell& cell, Growth& growth) {
+  growth = {};
+  return impl_->absorb(cell, growth, true);
+}
+
+std::size_t ReplicaSide::let_go(std::size_t most, const DurableCount& kept) {
+  return impl_->let_go(most, kept);
+}
+
+void ReplicaSide::warm(const Request& request, Nanos now, std::vector<crdt::CellId>& out) {
+  impl_->warm(request, now, out);
+}
+
 void ReplicaSide::reset(const crdt::Cell& cell) {
   impl_->reset(cell);
 }

@@ -19,10 +19,11 @@ void add(RuleCounters& sum, const RuleCounters& more) {
 }  // namespace
 
 RulesInForce::RulesInForce(std::shared_ptr<const RuleSet> rules, const HashKey& key,
-                           bool replicated, bool lost)
+                           bool replicated, bool lost, Numbered numbered)
     : hash_(key),
       replicated_(replicated),
       lost_(lost),
+      numbered_(std::move(numbered)),
       programs_(number_program(prepare(std::move(rules)), 1)) {}
 
 SeriesId RulesInForce::identity_of(const Rule& rule) const {
@@ -66,6 +67,7 @@ std::unique_ptr<const Program> RulesInForce::number_program(std::unique_ptr<Prog
   for (CompiledRule& compiled : prepared->compiled_rules) {
     compiled.number = numbers_.number_of(prepared->identities[compiled.index], *compiled.rule);
   }
+  if (numbered_) numbered_(*prepared);
   versions_.push_back(prepared->rules);
   if (versions_.size() > kVersionsKept) versions_.erase(versions_.begin());
   return prepared;

@@ -38,10 +38,13 @@ class RulesInForce {
   /// At so many numbers of rules that are no longer in force, reload() looks which still matter.
   static constexpr std::size_t kManyNumbers = 1024;
 
+  /// Told of each program, with its rules' numbers, before anybody can use it. With this object's
+  /// lock held.
+  using Numbered = std::function<void(const Program&)>;
   /// With `replicated`, answers of `commit` rules wait for the disk. `lost`: there are windows of
   /// which counts may be missing. The first version is 1.
   RulesInForce(std::shared_ptr<const RuleSet> rules, const HashKey& key, bool replicated,
-               bool lost = false);
+               bool lost = false, Numbered numbered = nullptr);
 
   /// What use() gives, if that costs nothing: see Published.
   [[gnu::always_inline]] const Program* kept(std::size_t stripe) const {
@@ -93,6 +96,7 @@ class RulesInForce {
   const internal::KeyedHash hash_;
   const bool replicated_;
   const bool lost_;
+  const Numbered numbered_;
   mutable std::mutex mutex_;
   RuleNumbers numbers_;
   std::vector<std::shared_ptr<const RuleSet>> versions_;  // the newest is the last

@@ -118,6 +118,9 @@ struct Rule {
   /// Windows and logs: `charge` counts in the current window what is settled too late for its own,
   /// `drop` nowhere.
   Late late = Late::charge;
+  /// Keys for which there is always room in LimiterOptions::max_series, whatever other rules hold.
+  /// 0: a fair part.
+  std::uint64_t series = 0;
   OnFailure on_failure = OnFailure::open;  ///< of escrow rules `closed`: a RuleSet holds that
   bool shadow = false;                     ///< evaluated, counted and reported, but never denies
 

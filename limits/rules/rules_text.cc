@@ -90,6 +90,7 @@ std::string rule_text(const Rule& rule) {
   field("durability", to_string(rule.durability));
   // Readers that do not know it yet take the default.
   if (rule.late != Late::charge) field("late", to_string(rule.late));
+  if (rule.series > 0) field("series", std::to_string(rule.series));
   field("on_failure", to_string(rule.on_failure));
   field("shadow", rule.shadow ? "true" : "false");
   return out;

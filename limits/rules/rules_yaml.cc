@@ -222,6 +222,8 @@ class RulesReader final : public RuleOrigin {
          {"phase", [&](const Value& v) { return read_phase(v, rule.phase); }},
          {"enforcement", [&](const Value& v) { return read_enforcement(v, rule.enforcement); }},
          {"durability", [&](const Value& v) { return read_durability(v, rule.durability); }},
+         {"series",
+          [&](const Value& v) { return read_.integer(v, 1, 1'000'000'000, rule.series); }},
          {"late", [&](const Value& v) { return read_late(v, rule.late); }},
          {"on_failure", [&](const Value& v) { return read_on_failure(v, rule.on_failure); }},
          {"shadow", [&](const Value& v) { return read_bool(v, rule.shadow); }}});

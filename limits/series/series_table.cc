@@ -56,7 +56,7 @@ void pause(int& spins) {
 }  // namespace
 
 SeriesTable::SeriesTable(std::size_t max_series, bool keep_ids, bool populate)
-    : max_series_(max_series), segments_count_((max_series_ + max_series_ * 3 / 5) / kSegment + 1) {
+    : shares_(max_series), segments_count_((max_series + max_series * 3 / 5) / kSegment + 1) {
   std::size_t count = segments_count_ * kSegment;
   try {
     segments_ = reserve<Segment>(segments_count_, populate);
@@ -139,27 +139,24 @@ void SeriesTable::take_back_credits(SeriesEntry& entry) {
 }
 
 SeriesEntry* SeriesTable::insert(const crdt::SeriesId& id, std::uint32_t rule, bool& made,
-                                 const SeriesEntry& content) {
+                                 const SeriesEntry& content, bool anywhere) {
   made = false;
   std::size_t segment = segment_of(id);
   lock_segment(segment);
   SeriesEntry* free = nullptr;
   SeriesEntry* entry = scan(id, &free);
-  if (entry == nullptr && free != nullptr) {
-    if (size_.fetch_add(1, std::memory_order_relaxed) < max_series_) {
-      entry = free;
-      made = true;
-      entry->time = content.time;
-      entry->word[0] = content.word[0];
-      entry->word[1] = content.word[1];
-      rules_[index(*entry)] = rule;
-      if (ids_ != nullptr) ids_[index(*entry)] = id;
-      segments_[segment].count().fetch_add(1, std::memory_order_relaxed);
-      entry->store(tag(id) << SeriesEntry::kTagShift | content.head | SeriesEntry::kUsed,
-                   std::memory_order_release);
-    } else {
-      size_.fetch_sub(1, std::memory_order_relaxed);
-    }
+  if (entry == nullptr && free != nullptr && shares_.take(rule, anywhere)) {
+    entry = free;
+    made = true;
+    size_.fetch_add(1, std::memory_order_relaxed);
+    entry->time = content.time;
+    entry->word[0] = content.word[0];
+    entry->word[1] = content.word[1];
+    rules_[index(*entry)] = rule;
+    if (ids_ != nullptr) ids_[index(*entry)] = id;
+    segments_[segment].count().fetch_add(1, std::memory_order_relaxed);
+    entry->store(tag(id) << SeriesEntry::kTagShift | content.head | SeriesEntry::kUsed,
+                 std::memory_order_release);
   }
   unlock_segment(segment);
   return entry;
@@ -193,6 +190,7 @@ void SeriesTable::erase(SeriesEntry& entry) {
     first[at].store(0, std::memory_order_release);
   }
   segments_[segment].count().fetch_sub(1, std::memory_order_relaxed);
+  shares_.give_back(rules_[place]);
   size_.fetch_sub(1, std::memory_order_relaxed);
 }
 

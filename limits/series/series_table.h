@@ -8,6 +8,7 @@
 #include <weir/crdt/ids.h>
 #include <weir/crdt/time.h>
 #include <weir/limits/series/credits.h>
+#include <weir/limits/series/series_shares.h>
 
 namespace weir {
 
@@ -91,6 +92,9 @@ class SeriesTable {
   SeriesTable& operator=(const SeriesTable&) = delete;
 
   std::size_t size() const { return size_.load(std::memory_order_relaxed); }
+  /// Which rules' series may take how much of it.
+  SeriesShares& shares() { return shares_; }
+  const SeriesShares& shares() const { return shares_; }
 
   /// Where find() looks first.
   SeriesEntry* first(const crdt::SeriesId& id) const { return &entries_[home(id)]; }
@@ -162,9 +166,10 @@ class SeriesTable {
   }
 
   /// Finds it or makes an entry, not locked: an unused one, or with form, time and words of
-  /// `content`. Null if there is no room. `made` says whether it is new.
+  /// `content`. Null if there is no room for one more of this rule; with `anywhere`, if there is
+  /// none at all. `made` says whether it is new.
   SeriesEntry* insert(const crdt::SeriesId& id, std::uint32_t rule, bool& made,
-                      const SeriesEntry& content = {});
+                      const SeriesEntry& content = {}, bool anywhere = false);
   /// As much of a series' id as an entry has.
   crdt::SeriesId short_id(const crdt::SeriesId& id) const { return {segment_of(id), tag(id)}; }
   crdt::SeriesId short_id(const SeriesEntry& entry) const {
@@ -187,7 +192,12 @@ class SeriesTable {
 
   /// Which rule's it is, as insert() was given it. With its lock.
   std::uint32_t rule(const SeriesEntry& entry) const { return rules_[index(entry)]; }
-  void set_rule(const SeriesEntry& entry, std::uint32_t rule) { rules_[index(entry)] = rule; }
+  void set_rule(const SeriesEntry& entry, std::uint32_t rule) {
+    std::uint32_t& known = rules_[index(entry)];
+    if (known == rule) return;
+    shares_.move(known, rule);
+    known = rule;
+  }
   /// Only with `keep_ids`. With its lock.
   const crdt::SeriesId& id(const SeriesEntry& entry) const { return ids_[index(entry)]; }
 
@@ -280,7 +290,7 @@ class SeriesTable {
   void unlock_segment(std::size_t segment);
   void erase(SeriesEntry& entry);  // both locks held; releases the entry's
 
-  const std::size_t max_series_;
+  SeriesShares shares_;
   const std::size_t segments_count_;
   Segment* segments_ = nullptr;
   SeriesEntry* entries_ = nullptr;

@@ -25,6 +25,8 @@ constexpr Nanos kLongestPump = 100 * kMillisecond;
 /// Cells of a refill in one pump.
 constexpr std::size_t kRefillPiece = 2048;
 constexpr Nanos kFirstReopenWait = kSecond;
+/// Series of a full table that are looked at in one pump, whether they can go.
+constexpr std::size_t kLetGoPiece = 1024;
 /// Reservations that have timed out, settled in one pump.
 constexpr std::size_t kSettleBatch = 1024;
 
@@ -297,11 +299,14 @@ void Engine::pump(Nanos wall) {
     step("refill");
     refill(now);
   }
+  step("let_go");
+  let_go(now);
   step("protocol");
   replica_->tick(now);
   step("dispatch");
   dispatch();
   handle_alarms(now);
+  tell_fullness(now);
   step("answers");
   answer_waiters(false);
 }
@@ -353,16 +358,59 @@ void Engine::dispatch() {
   for (const crdt::OwnCount& count : out.durable) escrow_->mark_durable(count);
   for (const crdt::CellId& id : out.changed) {
     if (escrow_->changed(id)) continue;
-    Growth growth;
-    if (!replica_->read(id, cell_)) continue;
-    if (!limiter_->replica_side().absorb(cell_, growth)) ++unabsorbed_;
-    std::lock_guard lock(over_admission_mutex_);
-    over_admission_.grew(growth.rule, growth.units);
+    absorb(id, false);
   }
   for (const crdt::Envelope& envelope : out.messages) events_.send(envelope.to, envelope.message);
   for (const crdt::Envelope& envelope : escrow_->take()) {
     events_.send(envelope.to, envelope.message);
   }
+}
+
+/// With `own`, of a series that may have been let go.
+void Engine::absorb(const crdt::CellId& id, bool own) {
+  Growth growth;
+  if (!replica_->read(id, cell_)) return;
+  // What comes back is no news.
+  if (own) return static_cast<void>(limiter_->replica_side().restore(cell_, growth));
+  if (!limiter_->replica_side().absorb(cell_, growth)) ++unabsorbed_;
+  std::lock_guard lock(over_admission_mutex_);
+  over_admission_.grew(growth.rule, growth.units);
+}
+
+void Engine::warm(Request& request, Nanos wall) {
+  cells_.clear();
+  limiter_->replica_side().warm(request, clock(wall), cells_);
+  for (const crdt::CellId& id : cells_) absorb(id, true);
+  request.warmed = true;
+}
+
+/// Series that are idle make room where little is left. A pass over all takes a second at least:
+/// what is used more often stays.
+void Engine::let_go(Nanos now) {
+  if (now < next_let_go_) return;
+  const auto pieces = static_cast<Nanos>(options_.max_series / kLetGoPiece + 1);
+  next_let_go_ = now + kSecond / pieces;
+  limiter_->replica_side().let_go(
+      kLetGoPiece, [this](const crdt::CellId& id, const crdt::SlotId& slot) -> std::uint64_t {
+        return replica_->read(id, cell_) ? cell_.value_of(slot) : 0;
+      });
+}
+
+/// New keys that find no room are an alarm, once a minute while there are any.
+void Engine::tell_fullness(Nanos now) {
+  const std::uint64_t refused = limiter_->series_refused();
+  const bool more = refused != series_refused_;
+  if (series_told_ != 0 && now - series_told_ < kMinute) return;
+  if (!more && series_told_ == 0) return;
+  if (more) {
+    events_.log("series_full", std::to_string(refused - series_refused_) +
+                                   " new keys found no room in max_series (" +
+                                   std::to_string(options_.max_series) + ")");
+  } else {
+    events_.log("series_room", "new keys find room again");
+  }
+  series_told_ = more ? now : 0;
+  series_refused_ = refused;
 }
 
 void Engine::handle_alarms(Nanos now) {

@@ -133,6 +133,10 @@ class Engine {
   void check(const Request& request, Nanos wall, Decision& out);
   /// Several, as if one after the other: Limiter::check.
   void check(std::span<const Request> requests, Nanos wall, std::span<Decision> out);
+  /// Driver's thread: before a request is decided that may be new here. Brings counts that only the
+  /// replica has, for want of room, and says so in the request. A decision whose version is 0 has
+  /// to be asked for again so. Does next to nothing while there are none.
+  void warm(Request& request, Nanos wall);
   /// Limiter::reserve and settle. pump() settles what has timed out, and stop() all that is open; a
   /// crash loses what is held, since only memory knew of it. A settlement that wants_commit waits
   /// as a decision does.
@@ -224,6 +228,9 @@ class Engine {
   void reserve_time(Nanos wall);
   void watch_clock(Nanos wall, Nanos now);
   void watch_disk(Nanos passed);
+  void absorb(const crdt::CellId& id, bool own);
+  void let_go(Nanos now);
+  void tell_fullness(Nanos now);
   bool drain(Nanos now);
   void sweep(Nanos now);
   void dispatch();
@@ -265,6 +272,10 @@ class Engine {
   Nanos wall_ = 0;  // when the driver last said it: the engine's own clock stands with the disk
   std::vector<crdt::OwnCount> counts_;
   crdt::Cell cell_;  // working memory
+  std::vector<crdt::CellId> cells_;
+  Nanos next_let_go_ = 0;
+  std::uint64_t series_refused_ = 0;  // as was told last
+  Nanos series_told_ = 0;             // when, by this engine's clock; 0: there was room since
   std::mutex over_admission_mutex_;
   OverAdmission over_admission_;
   std::vector<std::size_t> heirs_;       // EscrowAgent::handed_over, as it was last

@@ -98,9 +98,10 @@ std::shared_ptr<const RuleSet> rules(Durability durability, Algorithm algorithm)
 struct Node {
   explicit Node(ModelStore* store, std::uint64_t id = 1,
                 Algorithm algorithm = Algorithm::fixed_window,
-                Durability durability = Durability::commit)
+                Durability durability = Durability::commit, std::size_t max_series = 1u << 20)
       : disk(store) {
     EngineOptions options;
+    options.max_series = max_series;
     options.replica.self = {"eu", "eu-" + std::to_string(id)};
     options.replica.peers = {{"us", "us-1"}};
     options.rules = rules(durability, algorithm);
@@ -246,6 +247,74 @@ TEST(Engine, ReservationsTimeOutInAPumpAndEndWithACleanStop) {
     node.engine->stop(kNow + kSecond);
   }
   EXPECT_EQ(disk.cells.begin()->second.total(), 30u);
+}
+
+TEST(Engine, AfterARestartWithoutRoomForAllKeysEachFindsItsCount) {
+  for (Algorithm algorithm : {Algorithm::fixed_window, Algorithm::token_bucket}) {
+    constexpr int kKeys = 60;
+    ModelStore disk;
+    {
+      Node node(&disk, 1, algorithm);
+      for (int i = 0; i < kKeys; ++i) node.hit(30, kNow, "k" + std::to_string(i));
+      node.engine->stop(kNow);
+    }
+    Node node(&disk, 1, algorithm, Durability::commit, 20);
+    EXPECT_GT(node.engine->status().unabsorbed, 0u);
+    int decided = 0;
+    for (int i = 0; i < kKeys; ++i) {
+      const std::string key = "k" + std::to_string(i);
+      Entry entry{"key", key};
+      Request request{"api", {&entry, 1}, 1};
+      node.engine->check(request, kNow, node.decision);
+      if (node.decision.version == 0) {
+        node.engine->warm(request, kNow);
+        node.engine->check(request, kNow, node.decision);
+      }
+      ASSERT_EQ(node.decision.statuses.size(), 1u);
+      const RuleStatus& status = node.decision.statuses[0];
+      if (status.degraded) continue;
+      ++decided;
+      EXPECT_EQ(status.limit - status.remaining, 31u) << key;
+    }
+    EXPECT_GE(decided, 10);
+    node.engine->pump(kNow);
+    EXPECT_TRUE(node.logged.contains("series_full"));
+  }
+}
+
+TEST(Engine, IdleSeriesMakeRoomAndComeBackWithTheirCounts) {
+  for (Algorithm algorithm : {Algorithm::fixed_window, Algorithm::token_bucket}) {
+    constexpr int kKeys = 300;
+    ModelStore disk;
+    Node node(&disk, 1, algorithm, Durability::commit, 100);
+    Nanos now = kNow;
+    auto ask = [&](int i, std::uint64_t hits) {
+      const std::string key = "k" + std::to_string(i);
+      Entry entry{"key", key};
+      Request request{"api", {&entry, 1}, hits};
+      node.engine->warm(request, now);
+      node.engine->check(request, now, node.decision);
+      EXPECT_FALSE(node.decision.statuses.at(0).degraded) << i;
+      return node.decision.statuses.at(0).remaining;
+    };
+    for (int round = 0; round < 2; ++round) {
+      for (int i = 0; i < kKeys; ++i) {
+        const std::uint64_t left = ask(i, 10);
+        if (algorithm == Algorithm::fixed_window) {
+          EXPECT_EQ(left, round == 0 ? 90u : 80u) << i;
+        } else {
+          EXPECT_LE(left, 90u) << i;  // it drains by one in 36 s
+        }
+        for (int pump = 0; pump < 3; ++pump) {
+          now += kSecond / 3;
+          node.engine->pump(now);
+          node.commit(now);
+        }
+      }
+    }
+    EXPECT_LE(node.engine->limiter().series_count(), 100u);
+    EXPECT_FALSE(node.logged.contains("series_full"));
+  }
 }
 
 TEST(Engine, ACrashLosesWhatIsHeld) {

@@ -65,6 +65,20 @@ void add_rules(Page& page, const std::vector<RuleMetrics>& rules) {
   for (const RuleMetrics& rule : rules) {
     page.add({{"domain", rule.domain}, {"rule", rule.rule}}, rule.degraded);
   }
+  page.gauge("weir_rule_series", "Keys that are held of a rule.");
+  for (const RuleMetrics& rule : rules) {
+    page.add({{"domain", rule.domain}, {"rule", rule.rule}}, rule.series);
+  }
+  page.gauge("weir_rule_series_guaranteed",
+             "Keys of a rule for which there is always room, whatever others hold.");
+  for (const RuleMetrics& rule : rules) {
+    page.add({{"domain", rule.domain}, {"rule", rule.rule}}, rule.series_guaranteed);
+  }
+  page.counter("weir_rule_series_refused_total",
+               "New keys of a rule for which there was no room: its on_failure answered.");
+  for (const RuleMetrics& rule : rules) {
+    page.add({{"domain", rule.domain}, {"rule", rule.rule}}, rule.series_refused);
+  }
   page.gauge("weir_over_admission_worst_case_units",
              "Units that peers may have admitted of a rule since they were last heard: by so much "
              "it may be over its limits at most.");
@@ -199,6 +213,32 @@ void add_replica(Page& page, const ReplicaMetrics& replica) {
   page.add({}, replica.alarms);
 }
 
+/// What is remembered and held of requests, and those that nothing limited.
+void add_requests(Page& page, const NodeMetrics& metrics) {
+  page.gauge("weir_request_ids", "Ids of requests that are remembered.");
+  page.add({}, metrics.request_ids.held);
+  page.counter("weir_request_ids_repeated_total",
+               "Requests whose id had passed before: answered as then, not counted.");
+  page.add({}, metrics.request_ids.repeated);
+  page.counter("weir_request_ids_evicted_total",
+               "Ids forgotten before their time for want of room: one that comes again counts.");
+  page.add({}, metrics.request_ids.evicted);
+  const std::string no_rule = "no_rule";
+  const std::string unknown_domain = "unknown_domain";
+  page.counter("weir_unmet_requests_total",
+               "Requests that passed as no rule met them: of domains without rules, and of those "
+               "with rules.");
+  page.add({{"reason", unknown_domain}}, metrics.unmet.unknown_domain);
+  page.add({{"reason", no_rule}}, metrics.unmet.no_rule);
+  page.gauge("weir_tickets", "Reservations that are not settled yet.");
+  page.add({}, metrics.tickets.open);
+  page.counter("weir_tickets_timed_out_total",
+               "Reservations that nobody settled in time: counted in full.");
+  page.add({}, metrics.tickets.timed_out);
+  page.counter("weir_tickets_refused_total", "Reservations for which there was no room.");
+  page.add({}, metrics.tickets.refused);
+}
+
 }  // namespace
 
 std::string render_metrics(const NodeMetrics& metrics) {
@@ -227,28 +267,7 @@ std::string render_metrics(const NodeMetrics& metrics) {
   page.gauge("weir_cells", "Cells held by the replica.");
   page.add({}, metrics.cells);
 
-  page.gauge("weir_request_ids", "Ids of requests that are remembered.");
-  page.add({}, metrics.request_ids.held);
-  page.counter("weir_request_ids_repeated_total",
-               "Requests whose id had passed before: answered as then, not counted.");
-  page.add({}, metrics.request_ids.repeated);
-  page.counter("weir_request_ids_evicted_total",
-               "Ids forgotten before their time for want of room: one that comes again counts.");
-  page.add({}, metrics.request_ids.evicted);
-  const std::string no_rule = "no_rule";
-  const std::string unknown_domain = "unknown_domain";
-  page.counter("weir_unmet_requests_total",
-               "Requests that passed as no rule met them: of domains without rules, and of those "
-               "with rules.");
-  page.add({{"reason", unknown_domain}}, metrics.unmet.unknown_domain);
-  page.add({{"reason", no_rule}}, metrics.unmet.no_rule);
-  page.gauge("weir_tickets", "Reservations that are not settled yet.");
-  page.add({}, metrics.tickets.open);
-  page.counter("weir_tickets_timed_out_total",
-               "Reservations that nobody settled in time: counted in full.");
-  page.add({}, metrics.tickets.timed_out);
-  page.counter("weir_tickets_refused_total", "Reservations for which there was no room.");
-  page.add({}, metrics.tickets.refused);
+  add_requests(page, metrics);
 
   page.gauge("weir_loop_turn_longest_seconds",
              "Longest processor time for which one event had the main loop, by what it was, in the "

@@ -19,7 +19,10 @@ struct RuleMetrics {
   std::uint64_t degraded = 0;           ///< answered by on_failure
   std::uint64_t exhausted_locally = 0;  ///< of the denied: others may have had rights
   bool shadow = false;
-  std::uint64_t over_admission = 0;  ///< units, at most, as far as is known now
+  std::uint64_t over_admission = 0;     ///< units, at most, as far as is known now
+  std::uint64_t series = 0;             ///< keys held
+  std::uint64_t series_guaranteed = 0;  ///< for which there is always room
+  std::uint64_t series_refused = 0;     ///< new keys for which there was none
 };
 
 struct PeerMetrics {

@@ -99,7 +99,7 @@ NodeMetrics example() {
   metrics.unmet = {41, 42};
   metrics.turns = {{"sweep", 0.0041}, {"turn", 0.0052}};
   metrics.rules_file = {"0123456789abcdef", 1'767'323'046.5, 41, 42, false};
-  metrics.rules = {{"api", "per-key", 100, 7, 2, 5, false, 43},
+  metrics.rules = {{"api", "per-key", 100, 7, 2, 5, false, 43, 44, 45, 46},
                    {"api", "trial", 50, 9, 0, 0, true}};
   metrics.peers = {{"us/us-1", true, 5, 0.25, -0.125, 3}, {"ap/ap-1", false, 0, {}, {}, 0}};
   metrics.storage = StorageMetrics{true, 10, 20, 4096, 1, 0.004, 11, 12};
@@ -134,6 +134,12 @@ TEST(Metrics, RendersEveryFigure) {
       {"weir_rules_current", 0},
       {"weir_rules_reloads_total", 41},
       {"weir_rules_refused_total", 42},
+      {"weir_rule_series{domain=\"api\",rule=\"per-key\"}", 44},
+      {"weir_rule_series{domain=\"api\",rule=\"trial\"}", 0},
+      {"weir_rule_series_guaranteed{domain=\"api\",rule=\"per-key\"}", 45},
+      {"weir_rule_series_guaranteed{domain=\"api\",rule=\"trial\"}", 0},
+      {"weir_rule_series_refused_total{domain=\"api\",rule=\"per-key\"}", 46},
+      {"weir_rule_series_refused_total{domain=\"api\",rule=\"trial\"}", 0},
       {"weir_rule_decisions_total{domain=\"api\",rule=\"per-key\",verdict=\"allowed\"}", 100},
       {"weir_rule_decisions_total{domain=\"api\",rule=\"per-key\",verdict=\"denied\"}", 7},
       {"weir_rule_decisions_total{domain=\"api\",rule=\"per-key\",verdict=\"shadow_denied\"}", 0},

@@ -103,6 +103,7 @@ json rules_file_json(const RulesStatus& rules, const std::string& file, Nanos wa
 /// How one rule fares. On any thread.
 struct RuleState {
   RuleCounters counters;
+  SeriesUsage series;
   std::uint64_t over_admission = 0;
 };
 
@@ -116,7 +117,8 @@ std::vector<RuleState> rule_states(Engine& engine, Nanos wall,
     rules = engine.limiter().rules();
     out.assign(rules->rules().size(), {});
     for (std::uint32_t rule = 0; rule < out.size(); ++rule) {
-      out[rule] = {engine.limiter().counters(rule), engine.over_admission(rule, wall)};
+      out[rule] = {engine.limiter().counters(rule), engine.limiter().series_usage(rule),
+                   engine.over_admission(rule, wall)};
     }
     if (engine.limiter().rules() == rules) break;
   }
@@ -140,6 +142,9 @@ json rules_json(Engine& engine, Nanos wall) {
                    {"allowed", counters.allowed},
                    {"denied", counters.denied},
                    {"degraded", counters.degraded},
+                   {"series", states[i].series.series},
+                   {"series_guaranteed", states[i].series.guaranteed},
+                   {"series_refused", states[i].series.refused},
                    {"over_admission_worst_case", states[i].over_admission}});
   }
   return out;
@@ -153,7 +158,8 @@ void collect_rules(Engine& engine, Nanos wall, NodeMetrics& out) {
     const RuleCounters& counters = states[i].counters;
     out.rules.push_back({rule.domain, rule.name, counters.allowed, counters.denied,
                          counters.degraded, counters.exhausted_locally, rule.shadow,
-                         states[i].over_admission});
+                         states[i].over_admission, states[i].series.series,
+                         states[i].series.guaranteed, states[i].series.refused});
   }
 }
 

@@ -124,6 +124,7 @@ void Coordinator::check(rpc::CheckItem item, std::function<void(Reply)> done) {
   if (refused(as.request, reply.error)) return done(std::move(reply));
   if (is_away(as.request)) return forwarder_->decide(std::move(item), std::move(done));
   Decision decision;
+  engine_.warm(as.request, wall_());
   engine_.check(as.request, wall_(), decision);
   if (lacks_rights(decision) && forwarder_->pass_on(as.request, decision, done)) return;
   finish(decision, as.request, std::move(done));
@@ -151,6 +152,7 @@ void Coordinator::reserve(rpc::CheckItem item, Nanos timeout, TicketHolder holde
     return done(std::move(reply));
   }
   Decision decision;
+  engine_.warm(as.request, wall_());
   Ticket ticket = engine_.reserve(as.request, wall_(), timeout, decision, holder);
   tell(decision, *engine_.limiter().rules(decision.version), reply.decision);
   reply.ticket = engine_.ticket_name(ticket);
@@ -171,6 +173,7 @@ void Coordinator::lease(rpc::CheckItem item, LeaseTerms terms,
   };
   if (is_away(as.request)) return forwarder_->decide(std::move(item), decided);
   Decision decision;
+  engine_.warm(as.request, wall_());
   Lease lease = engine_.lease(as.request, terms, wall_(), decision);
   if (lacks_rights(decision) && forwarder_->pass_on(as.request, decision, decided)) return;
   tell(decision, *engine_.limiter().rules(decision.version), reply.decision);
@@ -219,6 +222,7 @@ void Coordinator::serve(const rpc::CheckItem& item, std::function<void(Reply)> d
                     : Error{ErrorKind::unavailable, "no rule is decided for other nodes here"};
   if (!reply.error.empty()) return done(std::move(reply));
   Decision decision;
+  engine_.warm(as.request, wall_());
   engine_.check(as.request, wall_(), decision);
   finish(decision, as.request, std::move(done));
 }
@@ -236,6 +240,7 @@ void Coordinator::serve_reserve(const rpc::CheckItem& item, Nanos timeout,
                  : Error{ErrorKind::unavailable, "no rule is decided for other nodes here"};
   if (!reply.decision.error.empty()) return done(std::move(reply));
   Decision decision;
+  engine_.warm(as.request, wall_());
   Ticket ticket = engine_.reserve(as.request, wall_(), timeout, decision);
   tell(decision, *engine_.limiter().rules(decision.version), reply.decision);
   reply.ticket = engine_.ticket_name(ticket);

@@ -293,6 +293,7 @@ bool Forwarder::reserve_here(Job& job, std::span<const std::string_view> rule_fi
   // One ticket a name: what is held later belongs to it.
   if (!job.held.empty()) as.request.id = {};
   as.request.demand_counted = demand_counted;
+  engine_.warm(as.request, driver_.wall());
   // However long the others take: conclude() settles it, of each job.
   Ticket ticket = engine_.reserve(as.request, driver_.wall(), Limiter::kMaxHold, decision);
   Reply reply = reply_of(decision, *engine_.limiter().rules());
@@ -477,6 +478,7 @@ void Forwarder::deny(std::shared_ptr<Job> job) {
     as.request.hits = 0;
     as.request.id = {};
     Decision peek;
+    engine_.warm(as.request, driver_.wall());
     engine_.check(as.request, driver_.wall(), peek);
     job->denied = reply_of(peek, *engine_.limiter().rules());
     for (Status& status : job->denied->statuses) {

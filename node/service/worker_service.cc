@@ -226,6 +226,9 @@ void WorkerService::coordinator_decides(const Request& request, Place place) {
 /// What was decided here, as it is told; or who else has a say.
 void WorkerService::finish(const Request& request, const Decision& decision, Reply& reply,
                            Place place, Nanos wall) {
+  // Counts that are missing here are brought by the main loop.
+  if (decision.version == 0) [[unlikely]]
+    return coordinator_decides(request, place);
   const RuleSet* rules = rules_of(decision);
   if (rules == nullptr) [[unlikely]] {
     return reply.fail(ErrorKind::unknown, "the rules changed too often meanwhile");
@@ -319,15 +322,17 @@ void WorkerService::reserve(const Request& request, Nanos timeout, const Caller&
   const TicketHolder holder{engine_.caller_of(caller.address)};
   ReserveReply reply;
   if (refused(request, wall, reply.decision.error)) return done(reply);
-  if (may_be_away(request)) {
-    to_main_.send([&main = coordinator_, item = rpc::item_of(request), timeout, holder,
-                   tell_it = back(std::move(done))] {
-      main.reserve(item, timeout, holder, tell_it);
-    });
+  Decision decision;
+  Ticket ticket;
+  const bool away = may_be_away(request);
+  if (!away) ticket = engine_.reserve(request, wall, timeout, decision, holder);
+  // Others decide it, or counts that are missing here are brought by the main loop.
+  if (away || decision.version == 0) {
+    to_main_.send(
+        [&main = coordinator_, item = rpc::item_of(request), timeout, holder,
+         tell_it = back(std::move(done))] { main.reserve(item, timeout, holder, tell_it); });
     return;
   }
-  Decision decision;
-  const Ticket ticket = engine_.reserve(request, wall, timeout, decision, holder);
   const RuleSet* rules = rules_of(decision);
   if (rules == nullptr) {
     reply.decision.fail(ErrorKind::unknown, "the rules changed too often meanwhile");
