@@ -6,7 +6,7 @@
 namespace weir::crdt {
 namespace {
 
-auto position(std::vector<Slot>& slots, const SlotId& id) {
+auto position(Slots& slots, const SlotId& id) {
   return std::lower_bound(slots.begin(), slots.end(), id,
                           [](const Slot& slot, const SlotId& wanted) { return slot.id < wanted; });
 }

@@ -5,6 +5,8 @@
 #include <span>
 #include <vector>
 
+#include <absl/container/inlined_vector.h>
+
 #include <weir/crdt/epoch.h>
 #include <weir/crdt/ids.h>
 #include <weir/crdt/time.h>
@@ -22,6 +24,9 @@ struct Slot {
   std::uint64_t value = 0;
   friend bool operator==(const Slot&, const Slot&) = default;
 };
+
+/// Of one cell. Most have one, which takes no memory of its own.
+using Slots = absl::InlinedVector<Slot, 1>;
 
 /// "When `counted` units had been consumed, at time `at`, the bucket owed `debt`."
 /// Better checkpoints win whole: larger `counted`; on a tie the earlier `at` (its debt has drained
@@ -51,7 +56,7 @@ void join(BucketState& into, const BucketState& from);
 /// join. Slots are sorted by id and unique. `bucket` is meaningful only if id.is_bucket().
 struct Cell {
   CellId id;
-  std::vector<Slot> slots;
+  Slots slots;
   BucketState bucket;
 
   /// Saturating sum of the slots.

@@ -103,7 +103,7 @@ inline rc::Gen<crdt::SlotId> slot_ids(bool bucket) {
       writers(), bucket ? between<std::uint64_t>(1, 3) : rc::gen::just<std::uint64_t>(0));
 }
 
-inline rc::Gen<std::vector<crdt::Slot>> slots_of(bool bucket) {
+inline rc::Gen<crdt::Slots> slots_of(bool bucket) {
   auto few = rc::gen::exec([bucket] {
     crdt::Cell cell;
     int n = *rc::gen::inRange(0, 6);
@@ -118,7 +118,7 @@ inline rc::Gen<std::vector<crdt::Slot>> slots_of(bool bucket) {
     }
     return cell.slots;
   });
-  return rc::gen::weightedOneOf<std::vector<crdt::Slot>>({{15, few}, {1, thousand}});
+  return rc::gen::weightedOneOf<crdt::Slots>({{15, few}, {1, thousand}});
 }
 
 /// A checkpoint that counts at most `total`. The pools are small: ties are common.

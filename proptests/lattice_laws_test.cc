@@ -135,6 +135,52 @@ LAW(4, "decoding an encoding gives the same state", "nothing", "buckets", "a tho
   }
 }
 
+/// Of few windows and writers, and with rows of escrow rules: neighbours in a delta often have some
+/// of these in common.
+rc::Gen<Cell> neighbours() {
+  return rc::gen::exec([] {
+    Cell cell;
+    cell.id = *cell_ids();
+    const bool bucket = cell.id.is_bucket();
+    for (int n = *between(0, 3); n > 0; --n) {
+      crdt::SlotId slot{{1, *between<std::uint64_t>(1, 3)}, 0};
+      slot.birth = bucket ? *between<std::uint64_t>(0, 2)
+                          : *one_of<std::uint64_t>({0, 0, 0, 1, 2, std::uint64_t{1} << 63 | 5});
+      cell.raise(slot, *positive_counts());
+    }
+    if (bucket) cell.bucket = *bucket_states(cell.total());
+    if (!crdt::valid(cell)) cell.bucket.checkpoint = {};
+    return cell;
+  });
+}
+
+LAW(4, "an encoding keeps what is a cell's own, whatever cells stand beside it",
+    "a row beside a count", "other windows", "a bucket between windows", "cells that are alike",
+    "a checkpoint older than the last touch") {
+  crdt::Delta delta;
+  delta.cells = *rc::gen::container<std::vector<Cell>>(neighbours()).as("cells");
+  std::vector<std::byte> bytes;
+  crdt::encode(delta, bytes);
+  crdt::Delta back;
+  std::string error;
+  RC_ASSERT(crdt::decode(bytes, back, error));
+  RC_ASSERT(back == delta);
+  for (std::size_t i = 1; i < delta.cells.size(); ++i) {
+    const Cell& a = delta.cells[i - 1];
+    const Cell& b = delta.cells[i];
+    const bool one = a.slots.size() == 1 && b.slots.size() == 1;
+    const bool windows = !a.id.is_bucket() && !b.id.is_bucket();
+    const bool same = one && a.slots[0].id.writer == b.slots[0].id.writer;
+    reached("a row beside a count",
+            windows && same && a.slots[0].id.birth == 0 && b.slots[0].id.birth != 0);
+    reached("other windows", windows && a.id.epoch != b.id.epoch);
+    reached("a bucket between windows", a.id.is_bucket() != b.id.is_bucket());
+    reached("cells that are alike",
+            same && a.id.epoch == b.id.epoch && a.slots[0].id.birth == b.slots[0].id.birth);
+    reached("a checkpoint older than the last touch", b.bucket.checkpoint.at < b.bucket.touched);
+  }
+}
+
 LAW(4, "slots of unknown writers survive a relay", "windowed", "buckets", "named writers") {
   // b knows of writers that a never heard of; the two meet over anti-entropy.
   crdt::Delta delta = *deltas().as("held by b");

@@ -220,7 +220,7 @@ struct Persist : ReplicaCommand {
 
 struct Receive : ReplicaCommand {
   crdt::CellId id;
-  std::vector<crdt::Slot> slots = *slots_of(false);
+  crdt::Slots slots = *slots_of(false);
   bool as_push = *chance(50);
   explicit Receive(const ReplicaModel& model) : id(*brief_ids(model.now)) {}
   void checkPreconditions(const ReplicaModel& model) const override {

@@ -103,7 +103,7 @@ struct Push {
   after @1 :UInt64;
   upto @2 :UInt64;
   base @3 :Bool;
-  delta @4 :Delta;
+  delta @4 :Data;            # an encoded delta: docs/encoded-delta.md
 }
 
 struct Ack {
@@ -140,40 +140,10 @@ struct Inventory {
 
 struct Repair {
   # Wanted keys of all groups follow one another, keyCount for each group.
-  delta @0 :Delta;
+  delta @0 :Data;            # as in Push
   groups @1 :Groups;
   keyCount @2 :List(UInt32);
   key @3 :List(UInt64);
-}
-
-struct Delta {
-  # Columns, not rows. Lists of one table have equal lengths.
-
-  # Members, and the incarnations that belong to them.
-  members @0 :List(Member);
-  writerHi @1 :List(UInt64);
-  writerLo @2 :List(UInt64);
-  writerMember @3 :List(UInt32);   # index into members; 0xffffffff: not known
-
-  # Cells. A bucket's epoch is -1, -1.
-  seriesHi @4 :List(UInt64);
-  seriesLo @5 :List(UInt64);
-  epochStart @6 :List(Int64);
-  epochExpiry @7 :List(Int64);
-  slotCount @8 :List(UInt32);
-
-  # Slots: those of the first cell, then those of the second, and so on.
-  slotWriter @9 :List(UInt32);     # index into the writers
-  slotBirth @10 :List(UInt64);     # empty: all are 0
-  slotValue @11 :List(UInt64);
-
-  # One row for each bucket cell, in the order of the cells.
-  bucketCounted @12 :List(UInt64);
-  bucketAt @13 :List(Int64);
-  bucketDebtHi @14 :List(UInt64);
-  bucketDebtLo @15 :List(UInt64);
-  bucketTouched @16 :List(Int64);
-  bucketExpiry @17 :List(Int64);
 }
 
 # ---- Clients ----

@@ -7,16 +7,15 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <map>
+#include <set>
 #include <string_view>
 #include <utility>
+
+#include <weir/crdt/codec.h>
 
 namespace weir::rpc {
 namespace {
 
-using Words = capnp::List<std::uint64_t>;
-
-constexpr std::uint32_t kNoMember = 0xffffffff;
 constexpr std::size_t kMaxStatuses = 1024;
 
 bool fail(std::string& error, std::string what) {
@@ -104,6 +103,50 @@ class GroupReader {
   capnp::List<std::uint16_t>::Reader shard_;
 };
 
+// ---- Deltas ----
+
+constexpr crdt::DeltaBounds kBounds{.cells = crdt::kMaxDeltaCells,
+                                    .slots = crdt::kMaxDeltaSlots,
+                                    .writers = kMaxDeltaWriters,
+                                    .members = kMaxDeltaMembers};
+
+/// What decode_delta() would refuse is not sent.
+bool sendable(const crdt::Delta& delta, std::string& error) {
+  if (delta.cells.size() > kBounds.cells) return fail(error, "too many cells in a delta");
+  std::size_t slots = 0;
+  for (std::size_t i = 0; i < delta.cells.size(); ++i) {
+    slots += delta.cells[i].slots.size();
+    if (!crdt::valid(delta.cells[i])) return fail(error, at("cell", i) + " is not valid");
+  }
+  if (slots > kBounds.slots) return fail(error, "too many slots in a delta");
+  if (delta.members.size() > kBounds.writers - kBounds.slots) {
+    return fail(error, "too many writers in a delta");
+  }
+  std::set<crdt::Member> members;
+  for (const auto& [id, member] : delta.members) {
+    if (!id) return fail(error, "a member's incarnation is zero");
+    if (member.region.size() > kMaxName || member.node.size() > kMaxName) {
+      return fail(error, "a member has a long name");
+    }
+    members.insert(member);
+  }
+  return members.size() <= kBounds.members || fail(error, "too many members in a delta");
+}
+
+template <typename Out>
+bool encode_delta(const crdt::Delta& delta, Out out, std::string& error) {
+  if (!sendable(delta, error)) return false;
+  std::vector<std::byte> bytes;
+  crdt::encode(delta, bytes);
+  out.setDelta(kj::arrayPtr(reinterpret_cast<const kj::byte*>(bytes.data()), bytes.size()));
+  return true;
+}
+
+bool decode_delta(capnp::Data::Reader in, crdt::Delta& out, std::string& error) {
+  return crdt::decode({reinterpret_cast<const std::byte*>(in.begin()), in.size()}, kBounds, out,
+                      error);
+}
+
 // ---- The messages ----
 
 bool encode_as(const crdt::Push& in, schema::Push::Builder out, std::string& error) {
@@ -111,7 +154,7 @@ bool encode_as(const crdt::Push& in, schema::Push::Builder out, std::string& err
   out.setAfter(in.after);
   out.setUpto(in.upto);
   out.setBase(in.base);
-  return encode(in.delta, out.initDelta(), error);
+  return encode_delta(in.delta, out, error);
 }
 
 bool decode_as(schema::Push::Reader in, crdt::Push& out, std::string& error) {
@@ -119,7 +162,7 @@ bool decode_as(schema::Push::Reader in, crdt::Push& out, std::string& error) {
   out.after = in.getAfter();
   out.upto = in.getUpto();
   out.base = in.getBase();
-  return decode(in.getDelta(), out.delta, error);
+  return decode_delta(in.getDelta(), out.delta, error);
 }
 
 bool encode_as(const crdt::Ack& in, schema::Ack::Builder out, std::string&) {
@@ -231,7 +274,7 @@ bool decode_as(schema::Inventory::Reader in, crdt::Inventory& out, std::string& 
 }
 
 bool encode_as(const crdt::Repair& in, schema::Repair::Builder out, std::string& error) {
-  if (!encode(in.delta, out.initDelta(), error)) return false;
+  if (!encode_delta(in.delta, out, error)) return false;
   if (!encode_groups(
           in.wants, out.initGroups(), [](auto& g) -> auto& { return g.group; }, error)) {
     return false;
@@ -250,7 +293,6 @@ bool encode_as(const crdt::Repair& in, schema::Repair::Builder out, std::string&
 }
 
 bool decode_as(schema::Repair::Reader in, crdt::Repair& out, std::string& error) {
-  if (!decode(in.getDelta(), out.delta, error)) return false;
   GroupReader groups(in.getGroups());
   if (!groups.check(error)) return false;
   auto key_count = in.getKeyCount();
@@ -268,7 +310,7 @@ bool decode_as(schema::Repair::Reader in, crdt::Repair& out, std::string& error)
     for (auto& k : want.keys) k = key[count(next++)];
   }
   if (next != key.size()) return fail(error, "wanted cells that belong to no group");
-  return true;
+  return decode_delta(in.getDelta(), out.delta, error);
 }
 
 bool instant(Nanos at) {
@@ -332,290 +374,6 @@ bool decode_as(schema::RejoinConfirmation::Reader in, crdt::RejoinConfirmation& 
          fail(error, "a rejoin confirmation's time is out of range");
 }
 
-// ---- Deltas ----
-
-/// Every incarnation that a delta names, once. Sorted rather than hashed: ids are chosen by others,
-/// who could make them collide.
-class WriterTable {
- public:
-  explicit WriterTable(const crdt::Delta& delta) {
-    for (const auto& cell : delta.cells) {
-      for (const auto& slot : cell.slots) add(slot.id.writer);
-    }
-    for (const auto& [id, member] : delta.members) add(id);
-    std::sort(ids_.begin(), ids_.end());
-    ids_.erase(std::unique(ids_.begin(), ids_.end()), ids_.end());
-  }
-  const std::vector<crdt::Incarnation>& ids() const { return ids_; }
-  std::uint32_t index(const crdt::Incarnation& id) {
-    if (last_ >= ids_.size() || ids_[last_] != id) {
-      auto found = std::lower_bound(ids_.begin(), ids_.end(), id);
-      last_ = static_cast<std::size_t>(found - ids_.begin());
-    }
-    return static_cast<std::uint32_t>(last_);
-  }
-
- private:
-  void add(const crdt::Incarnation& id) {
-    if (ids_.empty() || ids_.back() != id) ids_.push_back(id);
-  }
-  std::vector<crdt::Incarnation> ids_;
-  std::size_t last_ = 0;
-};
-
-bool decode_writers(schema::Delta::Reader in, std::vector<crdt::Incarnation>& writers,
-                    std::map<crdt::Incarnation, crdt::Member>& members, std::string& error) {
-  auto names = in.getMembers();
-  if (names.size() > kMaxDeltaMembers) return fail(error, "too many members");
-  std::vector<crdt::Member> table(names.size());
-  for (std::size_t i = 0; i < table.size(); ++i) {
-    if (!read(names[count(i)], table[i])) return fail(error, at("member", i) + " has a long name");
-  }
-
-  auto hi = in.getWriterHi();
-  auto lo = in.getWriterLo();
-  auto owner = in.getWriterMember();
-  if (hi.size() > kMaxDeltaWriters) return fail(error, "too many writers");
-  if (lo.size() != hi.size() || owner.size() != hi.size()) {
-    return fail(error, "writer columns differ in length");
-  }
-  writers.resize(hi.size());
-  for (std::size_t i = 0; i < writers.size(); ++i) {
-    writers[i] = {hi[count(i)], lo[count(i)]};
-    if (!writers[i]) return fail(error, at("writer", i) + " is no incarnation");
-    std::uint32_t m = owner[count(i)];
-    if (m == kNoMember) continue;
-    if (m >= table.size()) return fail(error, at("writer", i) + " belongs to no listed member");
-    members.emplace(writers[i], table[m]);
-  }
-  auto sorted = writers;
-  std::sort(sorted.begin(), sorted.end());
-  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
-    return fail(error, "a writer repeats");
-  }
-  return true;
-}
-
-/// Members may be described that have no slot here, and slots sent whose member is not known.
-bool encode_writers(const crdt::Delta& delta, const WriterTable& writers,
-                    schema::Delta::Builder out, std::string& error) {
-  std::map<crdt::Member, std::uint32_t> names;
-  for (const auto& [id, member] : delta.members) {
-    if (!id) return fail(error, "a member's incarnation is zero");
-    if (member.region.size() > kMaxName || member.node.size() > kMaxName) {
-      return fail(error, "a member has a long name");
-    }
-    names.try_emplace(member, static_cast<std::uint32_t>(names.size()));
-  }
-  if (names.size() > kMaxDeltaMembers) return fail(error, "too many members");
-  auto members = out.initMembers(count(names.size()));
-  for (const auto& [member, index] : names) write(member, members[index]);
-  auto hi = out.initWriterHi(count(writers.ids().size()));
-  auto lo = out.initWriterLo(count(writers.ids().size()));
-  auto owner = out.initWriterMember(count(writers.ids().size()));
-  for (std::size_t i = 0; i < writers.ids().size(); ++i) {
-    hi.set(count(i), writers.ids()[i].hi);
-    lo.set(count(i), writers.ids()[i].lo);
-    auto member = delta.members.find(writers.ids()[i]);
-    owner.set(count(i), member == delta.members.end() ? kNoMember : names.at(member->second));
-  }
-  return true;
-}
-
-/// The columns of a delta's cells, filled cell by cell.
-class CellsOut {
- public:
-  struct Size {
-    std::size_t cells = 0;
-    std::size_t slots = 0;
-    std::size_t buckets = 0;
-    bool births = false;  ///< slots that have one
-  };
-  static Size size_of(const crdt::Delta& delta) {
-    Size out;
-    out.cells = delta.cells.size();
-    for (const crdt::Cell& cell : delta.cells) {
-      out.slots += cell.slots.size();
-      out.buckets += cell.id.is_bucket() ? 1 : 0;
-      for (const crdt::Slot& slot : cell.slots) out.births |= slot.id.birth != 0;
-    }
-    return out;
-  }
-
-  CellsOut(schema::Delta::Builder out, const Size& size, WriterTable& writers)
-      : writers_(writers),
-        series_hi_(out.initSeriesHi(count(size.cells))),
-        series_lo_(out.initSeriesLo(count(size.cells))),
-        start_(out.initEpochStart(count(size.cells))),
-        expiry_(out.initEpochExpiry(count(size.cells))),
-        slot_count_(out.initSlotCount(count(size.cells))),
-        slot_writer_(out.initSlotWriter(count(size.slots))),
-        slot_value_(out.initSlotValue(count(size.slots))),
-        counted_(out.initBucketCounted(count(size.buckets))),
-        checked_(out.initBucketAt(count(size.buckets))),
-        debt_hi_(out.initBucketDebtHi(count(size.buckets))),
-        debt_lo_(out.initBucketDebtLo(count(size.buckets))),
-        touched_(out.initBucketTouched(count(size.buckets))),
-        bucket_expiry_(out.initBucketExpiry(count(size.buckets))),
-        births_(size.births) {
-    if (births_) slot_birth_ = out.initSlotBirth(count(size.slots));
-  }
-
-  void add(const crdt::Cell& cell) {
-    series_hi_.set(cell_, cell.id.series.hi);
-    series_lo_.set(cell_, cell.id.series.lo);
-    start_.set(cell_, cell.id.epoch.start);
-    expiry_.set(cell_, cell.id.epoch.expiry);
-    slot_count_.set(cell_, count(cell.slots.size()));
-    ++cell_;
-    for (const crdt::Slot& slot : cell.slots) {
-      slot_writer_.set(slot_, writers_.index(slot.id.writer));
-      slot_value_.set(slot_, slot.value);
-      if (births_) slot_birth_.set(slot_, slot.id.birth);
-      ++slot_;
-    }
-    if (cell.id.is_bucket()) add(cell.bucket);
-  }
-
- private:
-  using UInt32s = capnp::List<std::uint32_t>::Builder;
-  using UInt64s = capnp::List<std::uint64_t>::Builder;
-  using Int64s = capnp::List<std::int64_t>::Builder;
-
-  void add(const crdt::BucketState& state) {
-    counted_.set(bucket_, state.checkpoint.counted);
-    checked_.set(bucket_, state.checkpoint.at);
-    debt_hi_.set(bucket_, static_cast<std::uint64_t>(state.checkpoint.debt >> 64));
-    debt_lo_.set(bucket_, static_cast<std::uint64_t>(state.checkpoint.debt));
-    touched_.set(bucket_, state.touched);
-    bucket_expiry_.set(bucket_, state.expiry);
-    ++bucket_;
-  }
-
-  WriterTable& writers_;
-  UInt64s series_hi_;
-  UInt64s series_lo_;
-  Int64s start_;
-  Int64s expiry_;
-  UInt32s slot_count_;
-  UInt32s slot_writer_;
-  UInt64s slot_birth_;
-  UInt64s slot_value_;
-  UInt64s counted_;
-  Int64s checked_;
-  UInt64s debt_hi_;
-  UInt64s debt_lo_;
-  Int64s touched_;
-  Int64s bucket_expiry_;
-  const bool births_;
-  capnp::uint cell_ = 0;
-  capnp::uint slot_ = 0;
-  capnp::uint bucket_ = 0;
-};
-
-/// The columns of a delta's cells as they came: of any length, until check() has compared them.
-class CellsIn {
- public:
-  explicit CellsIn(schema::Delta::Reader in)
-      : series_hi_(in.getSeriesHi()),
-        series_lo_(in.getSeriesLo()),
-        start_(in.getEpochStart()),
-        expiry_(in.getEpochExpiry()),
-        slot_count_(in.getSlotCount()),
-        slot_writer_(in.getSlotWriter()),
-        slot_birth_(in.getSlotBirth()),
-        slot_value_(in.getSlotValue()),
-        counted_(in.getBucketCounted()),
-        checked_(in.getBucketAt()),
-        debt_hi_(in.getBucketDebtHi()),
-        debt_lo_(in.getBucketDebtLo()),
-        touched_(in.getBucketTouched()),
-        bucket_expiry_(in.getBucketExpiry()) {}
-
-  std::size_t size() const { return series_hi_.size(); }
-
-  bool check(std::string& error) const {
-    const auto cells = series_hi_.size();
-    if (cells > crdt::kMaxDeltaCells) return fail(error, "too many cells in a delta");
-    if (series_lo_.size() != cells || start_.size() != cells || expiry_.size() != cells ||
-        slot_count_.size() != cells) {
-      return fail(error, "cell columns differ in length");
-    }
-    const auto slots = slot_value_.size();
-    if (slots > crdt::kMaxDeltaSlots) return fail(error, "too many slots in a delta");
-    if (slot_writer_.size() != slots || (slot_birth_.size() != slots && slot_birth_.size() != 0)) {
-      return fail(error, "slot columns differ in length");
-    }
-    const auto buckets = counted_.size();
-    if (buckets > cells) return fail(error, "more buckets than cells");
-    if (checked_.size() != buckets || debt_hi_.size() != buckets || debt_lo_.size() != buckets ||
-        touched_.size() != buckets || bucket_expiry_.size() != buckets) {
-      return fail(error, "bucket columns differ in length");
-    }
-    return true;
-  }
-
-  bool next(const std::vector<crdt::Incarnation>& writers, crdt::Cell& out, std::string& error) {
-    const auto named = [cell = cell_](const char* what) { return at("cell", cell) + what; };
-    out.id = {{series_hi_[cell_], series_lo_[cell_]}, {start_[cell_], expiry_[cell_]}};
-    const std::uint32_t slots = slot_count_[cell_];
-    ++cell_;
-    if (slots > slot_value_.size() - slot_) {
-      return fail(error, named(" has more slots than there are"));
-    }
-    out.slots.resize(slots);
-    for (crdt::Slot& slot : out.slots) {
-      const std::uint32_t writer = slot_writer_[slot_];
-      if (writer >= writers.size()) return fail(error, at("slot", slot_) + " has no listed writer");
-      const std::uint64_t birth = slot_birth_.size() != 0 ? slot_birth_[slot_] : 0;
-      slot = {{writers[writer], birth}, slot_value_[slot_]};
-      ++slot_;
-    }
-    if (out.id.is_bucket()) {
-      if (bucket_ == counted_.size()) return fail(error, named(" is a bucket without its row"));
-      next(out.bucket);
-    }
-    return crdt::valid(out) || fail(error, named(" is not valid"));
-  }
-
-  /// Behind the last cell: nothing is left over.
-  bool done(std::string& error) const {
-    if (slot_ != slot_value_.size()) return fail(error, "slots that belong to no cell");
-    if (bucket_ != counted_.size()) return fail(error, "bucket rows that belong to no cell");
-    return true;
-  }
-
- private:
-  using UInt32s = capnp::List<std::uint32_t>::Reader;
-  using UInt64s = capnp::List<std::uint64_t>::Reader;
-  using Int64s = capnp::List<std::int64_t>::Reader;
-
-  void next(crdt::BucketState& out) {
-    const auto debt = static_cast<crdt::DebtTicks>(debt_hi_[bucket_]) << 64 | debt_lo_[bucket_];
-    out = {
-        {counted_[bucket_], checked_[bucket_], debt}, touched_[bucket_], bucket_expiry_[bucket_]};
-    ++bucket_;
-  }
-
-  UInt64s series_hi_;
-  UInt64s series_lo_;
-  Int64s start_;
-  Int64s expiry_;
-  UInt32s slot_count_;
-  UInt32s slot_writer_;
-  UInt64s slot_birth_;
-  UInt64s slot_value_;
-  UInt64s counted_;
-  Int64s checked_;
-  UInt64s debt_hi_;
-  UInt64s debt_lo_;
-  Int64s touched_;
-  Int64s bucket_expiry_;
-  capnp::uint cell_ = 0;
-  capnp::uint slot_ = 0;
-  capnp::uint bucket_ = 0;
-};
-
 }  // namespace
 
 crdt::Incarnation read(schema::Incarnation::Reader in) {
@@ -638,35 +396,6 @@ bool read(schema::Member::Reader in, crdt::Member& out) {
 void write(const crdt::Member& member, schema::Member::Builder out) {
   out.setRegion(text(member.region));
   out.setNode(text(member.node));
-}
-
-bool encode(const crdt::Delta& delta, schema::Delta::Builder out, std::string& error) {
-  const CellsOut::Size size = CellsOut::size_of(delta);
-  if (size.cells > crdt::kMaxDeltaCells) return fail(error, "too many cells in a delta");
-  if (size.slots > crdt::kMaxDeltaSlots) return fail(error, "too many slots in a delta");
-  WriterTable writers(delta);
-  if (writers.ids().size() > kMaxDeltaWriters) return fail(error, "too many writers");
-  CellsOut cells(out, size, writers);
-  for (std::size_t i = 0; i < delta.cells.size(); ++i) {
-    if (!crdt::valid(delta.cells[i])) return fail(error, at("cell", i) + " is not valid");
-    cells.add(delta.cells[i]);
-  }
-  return encode_writers(delta, writers, out, error);
-}
-
-bool decode(schema::Delta::Reader in, crdt::Delta& out, std::string& error) {
-  return guarded(error, [&] {
-    out = {};
-    std::vector<crdt::Incarnation> writers;
-    if (!decode_writers(in, writers, out.members, error)) return false;
-    CellsIn cells(in);
-    if (!cells.check(error)) return false;
-    out.cells.resize(cells.size());
-    for (crdt::Cell& cell : out.cells) {
-      if (!cells.next(writers, cell, error)) return false;
-    }
-    return cells.done(error);
-  });
 }
 
 bool encode(const crdt::Message& message, schema::Message::Builder out, std::string& error) {
@@ -721,12 +450,12 @@ bool decode(schema::Message::Reader in, crdt::Message& out, std::string& error) 
 std::size_t encoded_size(const crdt::Message& message) {
   struct Visitor {
     static std::size_t of(const crdt::Delta& delta) {
-      std::size_t bytes = 512;
+      std::size_t bytes = 64;
       for (const auto& cell : delta.cells) {
-        bytes += 36 + cell.slots.size() * 40 + (cell.id.is_bucket() ? 48 : 0);
+        bytes += 44 + cell.slots.size() * 40 + (cell.id.is_bucket() ? 48 : 0);
       }
       for (const auto& [id, member] : delta.members) {
-        bytes += 24 + 48 + member.region.size() + member.node.size();
+        bytes += 24 + member.region.size() + member.node.size();
       }
       return bytes;
     }

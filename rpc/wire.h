@@ -16,19 +16,17 @@ namespace weir::rpc {
 /// Bytes of a region's or node's name, in a message and in the handshake.
 inline constexpr std::size_t kMaxName = crdt::kMaxMemberName;
 /// Incarnations a delta may name, and members they may belong to.
-inline constexpr std::size_t kMaxDeltaWriters = crdt::kMaxDeltaSlots;
+inline constexpr std::size_t kMaxDeltaWriters = 2 * crdt::kMaxDeltaSlots;
 inline constexpr std::size_t kMaxDeltaMembers = 4096;
 
 /// Writes `message`. False, with a reason, if it breaks a bound that decode() enforces.
 bool encode(const crdt::Message& message, schema::Message::Builder out, std::string& error);
-bool encode(const crdt::Delta& delta, schema::Delta::Builder out, std::string& error);
 
 /// Copies a message out of a reader that is not trusted: sizes are checked against the bounds of
 /// crdt/message.h before memory is taken, references against their tables, and every cell with
 /// crdt::valid(). On failure returns false, says what was wrong in `error` and leaves `out`
 /// unspecified. Never throws; what KJ throws over malformed pointers becomes the error.
 bool decode(schema::Message::Reader in, crdt::Message& out, std::string& error);
-bool decode(schema::Delta::Reader in, crdt::Delta& out, std::string& error);
 
 /// About how many bytes the encoding takes, rounded up; cheap.
 std::size_t encoded_size(const crdt::Message& message);

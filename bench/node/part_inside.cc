@@ -147,7 +147,7 @@ Json merges(const std::string& algorithm, std::uint64_t keys) {
   }
   std::vector<std::byte> encoded;
   std::string error;
-  const crdt::Push push = Pushes::push(writer(0), 0, pushes.counts(0, 1000, now));
+  const crdt::Push push = Pushes::push(writer(0), 0, pushes.counts_in_use(1000, now));
   if (!rpc::encode_bytes(push, encoded, error)) throw std::runtime_error(error);
   return {
       {"algorithm", algorithm},

@@ -22,26 +22,56 @@ Pushes::Pushes(const std::string& algorithm) {
   rules_ = loaded.rules;
 }
 
-std::vector<crdt::OwnCount> Pushes::counts(std::uint64_t first, std::size_t count,
-                                           Nanos now) const {
-  LimiterOptions options;
-  options.max_series = count + 1;
-  options.max_request_ids = 0;
-  options.max_tickets = 0;
-  options.replicated = true;
-  options.incarnation = {1, 1};
-  Limiter limiter(rules_, options);
-  Decision decision;
-  for (std::uint64_t key = first; key < first + count; ++key) {
+/// A limiter that counts hits for them.
+class Pushes::Counter {
+ public:
+  Counter(const Pushes& pushes, std::size_t keys) : limiter_(pushes.rules_, options(keys)) {}
+
+  void hit(std::uint64_t key, std::uint64_t hits, Nanos now) {
     const Key16 text = key_of(key);
     const Entry entry{"key", text.view()};
-    limiter.check({"api", {&entry, 1}, 1}, now, decision);
+    limiter_.check({"api", {&entry, 1}, hits}, now, decision_);
   }
-  std::vector<crdt::OwnCount> out;
-  while (limiter.replica_side().drain(out, count)) {
+  std::vector<crdt::OwnCount> take(std::size_t count) {
+    std::vector<crdt::OwnCount> out;
+    while (limiter_.replica_side().drain(out, count)) {
+    }
+    if (out.size() != count) throw std::runtime_error("a key was not counted");
+    return out;
   }
-  if (out.size() != count) throw std::runtime_error("a key was not counted");
-  return out;
+
+ private:
+  static LimiterOptions options(std::size_t keys) {
+    LimiterOptions options;
+    options.max_series = keys + 1;
+    options.max_request_ids = 0;
+    options.max_tickets = 0;
+    options.replicated = true;
+    options.incarnation = {1, 1};
+    return options;
+  }
+  Limiter limiter_;
+  Decision decision_;
+};
+
+std::vector<crdt::OwnCount> Pushes::counts(std::uint64_t first, std::size_t count,
+                                           Nanos now) const {
+  Counter counter(*this, count);
+  for (std::uint64_t key = first; key < first + count; ++key) counter.hit(key, 1, now);
+  return counter.take(count);
+}
+
+std::vector<crdt::OwnCount> Pushes::counts_in_use(std::size_t count, Nanos now) const {
+  Counter counter(*this, count);
+  const auto keys = static_cast<Nanos>(count);
+  for (std::uint64_t key = 0; key < count; ++key) {
+    counter.hit(key, 1 + key % 200, now - (keys - static_cast<Nanos>(key)) * kSecond);
+  }
+  counter.take(count);
+  for (std::uint64_t key = 0; key < count; ++key) {
+    counter.hit(key, 1, now + static_cast<Nanos>(key) * 250 * kMillisecond / keys);
+  }
+  return counter.take(count);
 }
 
 crdt::Push Pushes::push(const crdt::Incarnation& writer, std::uint64_t after,

@@ -11,8 +11,8 @@
 namespace weir::rpc {
 
 /// The versions of the peer protocol that this build speaks (docs/protocol.md).
-inline constexpr std::uint32_t kProtocolVersion = 1;
-inline constexpr std::uint32_t kOldestProtocolVersion = 1;
+inline constexpr std::uint32_t kProtocolVersion = 2;
+inline constexpr std::uint32_t kOldestProtocolVersion = 2;
 
 inline constexpr std::size_t kNonceBytes = 32;
 inline constexpr std::size_t kMacBytes = 32;

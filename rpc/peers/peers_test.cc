@@ -388,14 +388,13 @@ TEST_F(DialerTest, MalformedMessagesAreRefusedAndTheSessionStays) {
   Dialled d;
   handshake(d);
   auto request = KJ_ASSERT_NONNULL(d.link).sendRequest();
-  auto delta = request.initMessage().initPush().initDelta();
-  delta.initSeriesHi(1);
+  request.initMessage().initPush().initDelta(1);
   std::string error;
   request.send()
       .ignoreResult()
       .catch_([&](kj::Exception&& e) { error = reason(e); })
       .wait(loop_.wait_scope());
-  EXPECT_EQ(error, "message refused: cell columns differ in length");
+  EXPECT_EQ(error, "message refused: delta of version 0, expected 2");
   EXPECT_TRUE(a_->handler.has_refusal("message refused"));
   EXPECT_EQ(a_->network.status(0).refused, 1u);
   EXPECT_TRUE(a_->handler.received.empty());
