@@ -8,8 +8,9 @@
 namespace weir::crdt {
 namespace {
 
-std::uint64_t slot_digest(std::uint64_t seed, const SlotId& id, std::uint64_t value) {
-  return mix64(mix64(mix64(mix64(seed, id.writer.hi), id.writer.lo), id.birth), value);
+/// What the digests of a slot's values have in common. `key` is its cell's.
+std::uint64_t slot_seed(std::uint64_t key, const SlotId& id) {
+  return mix64(key ^ mix64(id.writer.hi, id.writer.lo), id.birth);
 }
 
 std::uint64_t state_digest(std::uint64_t seed, const BucketState& bucket) {
@@ -40,21 +41,33 @@ std::uint64_t units_of(const CellId& id, const SlotId& slot, std::uint64_t value
 std::uint64_t digest_of(const Cell& cell) {
   std::uint64_t seed = cell_key(cell.id);
   std::uint64_t sum = cell.id.is_bucket() ? state_digest(seed, cell.bucket) : 0;
-  for (const Slot& slot : cell.slots) sum += slot_digest(seed, slot.id, slot.value);
+  for (const Slot& slot : cell.slots) sum += mix64(slot_seed(seed, slot.id), slot.value);
   return sum;
 }
 
-Group group_of(const CellId& id) {
-  return {generation_of(id.epoch), static_cast<std::uint32_t>(id.series.hi >> (64 - kShardBits))};
+std::uint32_t shard_number(const CellId& id) {
+  return static_cast<std::uint32_t>(id.series.hi >> (64 - kShardBits));
 }
 
-std::uint32_t CellStore::hash_of(const CellId& id) const {
+Group group_of(const CellId& id) {
+  return {generation_of(id.epoch), shard_number(id)};
+}
+
+const CellStore::Spot& CellStore::spot_of(const CellId& id) const {
+  if (spot_.shards != nullptr && spot_.id == id) return spot_;
+  Shards* shards = spot_.shards;
+  if (shards == nullptr || spot_.id.epoch != id.epoch) {
+    auto at = generations_.find(generation_of(id.epoch));
+    shards = at == generations_.end() ? nullptr : at->second.get();
+  }
   std::uint64_t hash = mix64(mix64(seed_, id.series.lo), id.series.hi);
   if (!id.is_bucket()) {
     hash = mix64(hash, static_cast<std::uint64_t>(id.epoch.start));
     hash = mix64(hash, static_cast<std::uint64_t>(id.epoch.expiry));
   }
-  return static_cast<std::uint32_t>(hash >> 32);
+  spot_ = {id, shards, shards == nullptr ? nullptr : &(*shards)[shard_number(id)],
+           static_cast<std::uint32_t>(hash >> 32)};
+  return spot_;
 }
 
 const CellStore::Shard* CellStore::shard_of(const Group& group) const {
@@ -64,20 +77,18 @@ const CellStore::Shard* CellStore::shard_of(const Group& group) const {
 }
 
 CellStore::Shard& CellStore::shard_made(const CellId& id) {
-  Group group = group_of(id);
-  std::unique_ptr<Shards>& shards = generations_[group.generation];
-  if (!shards) {
-    shards = std::make_unique<Shards>();
-    first_end_ = std::min(first_end_, group.generation.end());
-  }
-  return (*shards)[group.shard];
+  if (Shard* shard = spot_of(id).shard) return *shard;
+  Generation generation = generation_of(id.epoch);
+  auto& shards = generations_[generation] = std::make_unique<Shards>();
+  first_end_ = std::min(first_end_, generation.end());
+  return (*shards)[shard_number(id)];
 }
 
 RecordRef CellStore::find(const CellId& id) const {
-  const Shard* shard = shard_of(id);
-  if (shard == nullptr) return 0;
-  return shard->cells.find(hash_of(id),
-                           [&](RecordRef ref) { return is_packed(arena_.at(ref), id); });
+  const Spot& spot = spot_of(id);
+  if (spot.shard == nullptr) return 0;
+  return spot.shard->cells.find(spot.hash,
+                                [&](RecordRef ref) { return is_packed(arena_.at(ref), id); });
 }
 
 /// Accounts for the slots that a join will make grow. Returns what it adds to the digest.
@@ -88,10 +99,11 @@ std::uint64_t CellStore::grow(const Cell& cell, std::uint64_t seed, std::span<co
     std::uint64_t before = cell.value_of(slot.id);
     if (slot.value <= before) continue;
     std::uint32_t number = writers_.number_of(slot.id.writer);
-    digest += slot_digest(seed, slot.id, slot.value);
+    std::uint64_t of_slot = slot_seed(seed, slot.id);
+    digest += mix64(of_slot, slot.value);
     std::uint64_t units = units_of(id, slot.id, slot.value);
     if (before > 0) {
-      digest -= slot_digest(seed, slot.id, before);
+      digest -= mix64(of_slot, before);
       writers_.grow(number, units - units_of(id, slot.id, before));
     } else {
       writers_.add(number, units);
@@ -101,18 +113,18 @@ std::uint64_t CellStore::grow(const Cell& cell, std::uint64_t seed, std::span<co
   return digest;
 }
 
-bool CellStore::join(RecordRef& ref, const CellId& id, std::span<const Slot> slots,
+void CellStore::read(RecordRef ref, const CellId& id, HeldCell& out) const {
+  if (ref != 0) return read(ref, out);
+  out.cell.id = id;
+  out.cell.slots.clear();
+  out.cell.bucket = {};
+  out.own = {};
+}
+
+bool CellStore::join(RecordRef& ref, HeldCell& held, std::span<const Slot> slots,
                      const BucketState& bucket, const SlotId* own) {
   bool fresh = ref == 0;
-  HeldCell& held = scratch_;
-  if (fresh) {
-    held.cell.id = id;
-    held.cell.slots.clear();
-    held.cell.bucket = {};
-    held.own = {};
-  } else {
-    read(ref, held);
-  }
+  const CellId& id = held.cell.id;
   std::uint64_t seed = cell_key(id);
   std::uint64_t digest = grow(held.cell, seed, slots);
   BucketState before = held.cell.bucket;
@@ -142,12 +154,12 @@ void CellStore::write(RecordRef& ref, const HeldCell& held, Shard& shard) {
     if (before == 0) {
       std::memset(record, 0, head_bytes);
       head_of(record).series = id.series;
-      shard.cells.insert(hash_of(id), ref);
+      shard.cells.insert(spot_of(id).hash, ref);
       ++size_;
       if (id.is_bucket()) buckets_.put(ref, held.cell.bucket.expiry);
     } else {
       std::memcpy(record, arena_.at(before), head_bytes);
-      shard.cells.replace(hash_of(id), before, ref);
+      shard.cells.replace(spot_of(id).hash, before, ref);
       if (id.is_bucket()) buckets_.moved(ref);
       arena_.free(before);
     }
@@ -188,13 +200,14 @@ void CellStore::drop_bucket(RecordRef ref) {
   Shard& shard = shard_made(held.cell.id);
   shard.digest -= crdt::digest_of(held.cell);
   forget(held);
-  shard.cells.erase(hash_of(held.cell.id), ref);
+  shard.cells.erase(spot_of(held.cell.id).hash, ref);
   arena_.free(ref);
   --size_;
 }
 
 void CellStore::end(Nanos floor) {
   if (first_end_ > floor) return;
+  spot_ = {};
   first_end_ = kNever;
   for (auto at = generations_.begin(); at != generations_.end();) {
     if (Nanos end = at->first.end(); end > floor) {

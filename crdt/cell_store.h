@@ -25,6 +25,8 @@ namespace weir::crdt {
 /// What anti-entropy compares cells by: equal cells have equal digests. The sum over the slots, and
 /// for buckets the state, each mixed with the cell's key.
 std::uint64_t digest_of(const Cell& cell);
+/// Of its group.
+std::uint32_t shard_number(const CellId& id);
 Group group_of(const CellId& id);
 
 /// The cells of a replica, packed (packed_cell.h), in groups that are compared and end together,
@@ -51,11 +53,21 @@ class CellStore {
   std::uint64_t stamp(RecordRef ref) const { return packed_stamp(arena_.at(ref)); }
   void set_stamp(RecordRef ref, std::uint64_t stamp) { set_packed_stamp(arena_.at(ref), stamp); }
 
-  /// Joins a part of the cell `id` in; see join() in cell.h. `ref` is find(id), and becomes what
-  /// that is afterwards: a cell that is not held will be. `own`, if it is given and anything
-  /// changes, is the slot that this incarnation counts in from now on. True if anything changed.
+  /// What `ref`, which is find(id), names; the empty cell if that is 0. Keeps the room of `out`.
+  void read(RecordRef ref, const CellId& id, HeldCell& out) const;
+
+  /// Joins a part of a cell in; see join() in cell.h. `ref` is what find() says of the cell and
+  /// `held` what read() made of that; both become what they are afterwards: a cell that is not held
+  /// will be. `own`, if it is given and anything changes, is the slot that this incarnation counts
+  /// in from now on. True if anything changed.
+  bool join(RecordRef& ref, HeldCell& held, std::span<const Slot> slots, const BucketState& bucket,
+            const SlotId* own = nullptr);
+  /// The same of a cell that was not read.
   bool join(RecordRef& ref, const CellId& id, std::span<const Slot> slots,
-            const BucketState& bucket, const SlotId* own = nullptr);
+            const BucketState& bucket, const SlotId* own = nullptr) {
+    read(ref, id, scratch_);
+    return join(ref, scratch_, slots, bucket, own);
+  }
   /// The cell holds nothing any more, has no stamp and no own slot, but is held.
   void clear(RecordRef& ref);
 
@@ -98,9 +110,16 @@ class CellStore {
   /// Of one generation: few are live at a time (Epoch bounds both length and start).
   using Shards = std::array<Shard, 1u << kShardBits>;
 
-  std::uint32_t hash_of(const CellId& id) const;
+  /// Where a cell is, or would be.
+  struct Spot {
+    CellId id;
+    Shards* shards = nullptr;  // null: not known
+    Shard* shard = nullptr;
+    std::uint32_t hash = 0;
+  };
+
   const Shard* shard_of(const Group& group) const;
-  const Shard* shard_of(const CellId& id) const { return shard_of(group_of(id)); }
+  const Spot& spot_of(const CellId& id) const;
   Shard& shard_made(const CellId& id);
   std::uint64_t grow(const Cell& cell, std::uint64_t seed, std::span<const Slot> slots);
   void write(RecordRef& ref, const HeldCell& held, Shard& shard);
@@ -116,26 +135,27 @@ class CellStore {
   std::size_t ended_shard_ = 0;  // of the first of them: those before it are empty
   absl::btree_set<CellId> with_rows_;
   std::size_t size_ = 0;
+  mutable Spot spot_;  // that was asked for last: one cell is asked for several times in a row
   HeldCell scratch_;
   std::vector<std::byte> packed_;
 };
 
 template <typename Item, typename IdOf, typename Visit>
 void CellStore::for_each_ahead(std::span<const Item> items, IdOf id_of, Visit visit) const {
-  constexpr std::size_t kIndexAhead = 16;  // its place in the index is fetched
-  constexpr std::size_t kRecordAhead = 8;  // its place is read, and its record fetched
-  struct Probe {
-    const CellIndex* cells = nullptr;
-    std::uint32_t hash = 0;
-  };
-  std::array<Probe, kIndexAhead> probes;
+  constexpr std::size_t kIndexAhead = 32;   // its place in the index is fetched
+  constexpr std::size_t kRecordAhead = 16;  // its place is read, and its record fetched
+  std::array<Spot, kIndexAhead> spots;
   for (std::size_t at = 0; at < items.size() + kIndexAhead; ++at) {
-    if (at >= kIndexAhead) visit(items[at - kIndexAhead]);
+    Spot& spot = spots[at % kIndexAhead];
+    if (at >= kIndexAhead) {
+      spot_ = spot;
+      visit(items[at - kIndexAhead]);
+    }
     std::size_t record = at + kRecordAhead - kIndexAhead;
     if (at + kRecordAhead >= kIndexAhead && record < items.size()) {
-      const Probe& probe = probes[record % kIndexAhead];
-      if (probe.cells != nullptr) {
-        probe.cells->find(probe.hash, [this](RecordRef ref) {
+      const Spot& next = spots[record % kIndexAhead];
+      if (next.shard != nullptr) {
+        next.shard->cells.find(next.hash, [this](RecordRef ref) {
           __builtin_prefetch(arena_.at(ref));
           __builtin_prefetch(arena_.at(ref) + 56);
           return true;
@@ -143,10 +163,8 @@ void CellStore::for_each_ahead(std::span<const Item> items, IdOf id_of, Visit vi
       }
     }
     if (at >= items.size()) continue;
-    const CellId& id = id_of(items[at]);
-    const Shard* shard = shard_of(id);
-    probes[at % kIndexAhead] = {shard == nullptr ? nullptr : &shard->cells, hash_of(id)};
-    if (shard != nullptr) shard->cells.prefetch(hash_of(id));
+    spot = spot_of(id_of(items[at]));
+    if (spot.shard != nullptr) spot.shard->cells.prefetch(spot.hash);
   }
 }
 

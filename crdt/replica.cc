@@ -133,14 +133,21 @@ struct Replica::Impl {
     return interval - interval / 10 + static_cast<Nanos>(next_random() % spread);
   }
 
-  /// Joins a part of the cell `id` into the state. `ref` is the cell's, or 0 if there is none yet;
-  /// then there will be. True if anything changed.
-  bool apply(RecordRef& ref, const CellId& id, std::span<const Slot> slots,
-             const BucketState& bucket, const SlotId* own = nullptr) {
+  /// Joins a part of the cell that was read last into the state. `ref` is the cell's, or 0 if there
+  /// is none yet; then there will be. True if anything changed.
+  bool apply(RecordRef& ref, std::span<const Slot> slots, const BucketState& bucket,
+             const SlotId* own = nullptr) {
     RecordRef before = ref;
-    bool changed = cells.join(ref, id, slots, bucket, own);
+    bool changed = cells.join(ref, held, slots, bucket, own);
     moved(before, ref);
     return changed;
+  }
+
+  /// Reads the cell, as far as it is held.
+  RecordRef read(const CellId& id) {
+    RecordRef ref = cells.find(id);
+    cells.read(ref, id, held);
+    return ref;
   }
 
   /// The record of a cell is elsewhere, or its first.
@@ -215,16 +222,16 @@ struct Replica::Impl {
       ++counters.late_cells;
       return;
     }
-    RecordRef ref = cells.find(own.cell);
+    RecordRef ref = read(own.cell);
     Slot slot = own_slot(own);
     std::span<const Slot> slots(&slot, own.value > 0 ? 1 : 0);
-    bool was_reset = ref != 0 && forget_if_reborn(ref, own.cell, slots);
+    bool was_reset = ref != 0 && forget_if_reborn(ref, slots);
     if (was_reset || may_count_forgotten(own.cell, write)) {
       // Its checkpoint may count slots that are gone; it surely counts the own one.
       std::uint64_t& counted = bucket.checkpoint.counted;
       counted = std::min(counted, own.value);
     }
-    bool changed = apply(ref, own.cell, slots, bucket, &slot.id);
+    bool changed = apply(ref, slots, bucket, &slot.id);
     if (was_reset) reset(own.cell);
     if (changed || was_reset) enter_stream(ref);
     if (own.urgent) next_sync = std::min(next_sync, last_sync + kUrgentSpacing);
@@ -266,18 +273,19 @@ struct Replica::Impl {
   }
 
   /// A slot born after a bucket was over resets it: what the bucket held has drained, and its
-  /// checkpoint would leave the new units uncounted. True if it was forgotten.
-  bool forget_if_reborn(RecordRef& ref, const CellId& id, std::span<const Slot> slots) {
-    if (!id.is_bucket()) return false;
-    cells.read(ref, held);
+  /// checkpoint would leave the new units uncounted. True if it was forgotten. Of the cell that was
+  /// read last.
+  bool forget_if_reborn(RecordRef& ref, std::span<const Slot> slots) {
+    if (!held.cell.id.is_bucket()) return false;
     auto over = static_cast<std::uint64_t>(held.cell.bucket.expiry);
-    for (const Slot& slot : slots) {
-      if (slot.id.birth < over) continue;
-      leave_stream(cells.stamp(ref));
-      cells.clear(ref);
-      return true;
+    if (std::all_of(slots.begin(), slots.end(),
+                    [over](const Slot& slot) { return slot.id.birth < over; })) {
+      return false;
     }
-    return false;
+    leave_stream(cells.stamp(ref));
+    cells.clear(ref);
+    cells.read(ref, held);
+    return true;
   }
 
   void reset(const CellId& id) {
@@ -377,17 +385,12 @@ struct Replica::Impl {
     outbox.messages.push_back({index, anti_entropy.offer(floor, ++peer.round)});
   }
 
-  /// What is ready of the answers to this peer. True if there is more to do.
+  /// The next piece of the answers to this peer: a small answer is whole at once, of a large one
+  /// the rest follows in ticks. True if there is more to do.
   bool repair(PeerIndex index) {
     return anti_entropy.work(index, [&](auto message) {
       outbox.messages.push_back({index, std::move(message)});
     });
-  }
-
-  /// A small answer is whole at once; of a large one the rest follows in ticks.
-  void begin_repair(PeerIndex index) {
-    for (int kinds = 0; kinds < 3 && repair(index); ++kinds) {
-    }
   }
 
   // Receiving.
@@ -445,10 +448,7 @@ struct Replica::Impl {
 
   /// Joins one cell from a peer. Returns what must be written: the slots that grew, or the bucket.
   std::optional<Cell> merge_cell(const Cell& cell) {
-    RecordRef ref = cells.find(cell.id);
-    held.cell.slots.clear();
-    held.own = {};
-    if (ref != 0) cells.read(ref, held);
+    RecordRef ref = read(cell.id);
     Cell grown;
     grown.id = cell.id;
     for (const Slot& slot : cell.slots) {
@@ -463,15 +463,14 @@ struct Replica::Impl {
     if (cell.id.is_bucket()) {
       // What waits for the disk was counted on top of what is here.
       bool free = ref != 0 && !pending_buckets.contains(cell.id);
-      bool was_reset = free && forget_if_reborn(ref, cell.id, cell.slots);
-      bool changed = apply(ref, cell.id, cell.slots, cell.bucket);
+      bool was_reset = free && forget_if_reborn(ref, cell.slots);
+      bool changed = apply(ref, cell.slots, cell.bucket);
       if (was_reset) reset(cell.id);
       if (!changed) return std::nullopt;
-      cells.read(ref, held);
       return held.cell;
     }
     if (grown.slots.empty()) return std::nullopt;
-    apply(ref, cell.id, grown.slots, {});
+    apply(ref, grown.slots, {});
     return grown;
   }
 
@@ -536,7 +535,7 @@ struct Replica::Impl {
 
   void on(PeerIndex index, const Incarnation&, const DigestOffer& message, Nanos) {
     anti_entropy.on(index, message, floor);
-    begin_repair(index);
+    repair(index);
   }
 
   void on(PeerIndex index, const Incarnation& from, const Inventory& message, Nanos now) {
@@ -552,7 +551,7 @@ struct Replica::Impl {
       peer.next_offer = std::min(peer.next_offer, now + options.sync_interval);
     }
     anti_entropy.on(index, message);
-    begin_repair(index);
+    repair(index);
   }
 
   void on(PeerIndex index, const Incarnation&, const Repair& message, Nanos now) {
@@ -566,7 +565,7 @@ struct Replica::Impl {
     }
     if (message.wants.empty()) return;
     anti_entropy.on_wanted(index, message.wants);
-    begin_repair(index);
+    repair(index);
   }
 
   // Time.
@@ -580,8 +579,8 @@ struct Replica::Impl {
       early.emplace(cell.id.epoch.start, cell);
       return;
     }
-    RecordRef ref = cells.find(cell.id);
-    apply(ref, cell.id, cell.slots, cell.bucket);
+    RecordRef ref = read(cell.id);
+    apply(ref, cell.slots, cell.bucket);
     outbox.changed.push_back(cell.id);
   }
 

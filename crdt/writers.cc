@@ -2,8 +2,9 @@
 
 namespace weir::crdt {
 
-std::uint32_t Writers::number_of(const Incarnation& writer) {
+std::uint32_t Writers::found(const Incarnation& writer) {
   auto [at, added] = numbers_.try_emplace(writer, 0);
+  recent_[writer.lo % recent_.size()] = at->second;
   if (!added) return at->second;
   if (unused_.empty()) {
     at->second = static_cast<std::uint32_t>(writers_.size());
@@ -13,7 +14,7 @@ std::uint32_t Writers::number_of(const Incarnation& writer) {
     unused_.pop_back();
   }
   writers_[at->second] = {writer, 0, 0};
-  return at->second;
+  return recent_[writer.lo % recent_.size()] = at->second;
 }
 
 void Writers::add(std::uint32_t number, std::uint64_t units) {
@@ -26,6 +27,7 @@ void Writers::remove(std::uint32_t number, std::uint64_t units) {
   writer.units -= units;
   if (--writer.slots > 0) return;
   numbers_.erase(writer.id);
+  writer.id = {};
   unused_.push_back(number);
 }
 

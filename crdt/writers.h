@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
@@ -13,7 +14,10 @@ namespace weir::crdt {
 class Writers {
  public:
   /// Its number, a new one if it has none. One that no slot names is kept until add() and remove().
-  std::uint32_t number_of(const Incarnation& writer);
+  std::uint32_t number_of(const Incarnation& writer) {
+    std::uint32_t number = recent_[writer.lo % recent_.size()];
+    return number < writers_.size() && writers_[number].id == writer ? number : found(writer);
+  }
   const Incarnation& incarnation(std::uint32_t number) const { return writers_[number].id; }
 
   /// A slot came, or went. `units`: what it counts.
@@ -35,13 +39,16 @@ class Writers {
 
  private:
   struct Writer {
-    Incarnation id;
+    Incarnation id;  // none: nobody has this number
     std::uint64_t slots = 0;
     std::uint64_t units = 0;
   };
+  std::uint32_t found(const Incarnation& writer);
+
   std::vector<Writer> writers_;
   std::vector<std::uint32_t> unused_;
   std::unordered_map<Incarnation, std::uint32_t> numbers_;
+  std::array<std::uint32_t, 64> recent_{};  // by incarnation: looked up last
 };
 
 }  // namespace weir::crdt
