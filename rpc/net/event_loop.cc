@@ -155,12 +155,23 @@ bool EventLoop::turn_uv(uv_run_mode mode) {
   return woken_.exchange(false);
 }
 
+/// False if there are more than fit into the time.
+bool EventLoop::run_events() {
+  constexpr unsigned kBetweenLooks = 4;  // at the clock
+  const kj::TimePoint end = clock_.now() + kLongestRun;
+  do {
+    kj_->run(kBetweenLooks);
+    if (!kj_->isRunnable()) return true;
+  } while (clock_.now() < end);
+  return false;
+}
+
 void EventLoop::pump() {
-  if (!kj_waits_) {
+  if (!kj_waits_ && !run_was_long_) {
     bool was = std::exchange(in_uv_, true);
     contained("the event loop", [&] {
       if (woken_.load()) scope_->poll();  // only this serves events from other threads' executors
-      kj_->run(kEventsPerTurn);
+      run_was_long_ = !run_events();
     });
     in_uv_ = was;
   }
@@ -178,6 +189,7 @@ void EventLoop::flush_dirty() {
 
 void EventLoop::before_sleep() {
   pump();
+  run_was_long_ = false;
   KJ_IF_MAYBE (ms, timer_.timeoutToNextEvent(clock_.now(), kj::MILLISECONDS, 1u << 30)) {
     uv_update_time(&uv_);
     uv_timer_start(

@@ -58,8 +58,9 @@ class EventLoop final : private kj::EventPort {
   /// Null: nothing is measured.
   TurnMeter* meter() { return meter_.get(); }
 
-  /// KJ events that run before libuv gets its turn again, so that neither starves the other.
-  static constexpr unsigned kEventsPerTurn = 4096;
+  /// KJ events run for so long, and until the one that has begun ends, before libuv gets its turn
+  /// again: so neither starves the other, and who waits for the loop waits no longer than that.
+  static constexpr kj::Duration kLongestRun = 2 * kj::MILLISECONDS;
 
  private:
   bool wait() override;
@@ -69,6 +70,7 @@ class EventLoop final : private kj::EventPort {
 
   bool turn_uv(uv_run_mode mode);
   void run_posted();
+  bool run_events();
   void pump();
   void flush_dirty();
   void before_sleep();
@@ -86,6 +88,7 @@ class EventLoop final : private kj::EventPort {
   mutable std::atomic<bool> woken_{false};
   bool kj_waits_ = false;  // a Promise::wait() is on the stack: KJ must not be turned from inside
   bool in_uv_ = false;
+  bool run_was_long_ = false;  // in this turn of libuv
   std::vector<Flushable*> dirty_;
   std::unique_ptr<TurnMeter> meter_;
 

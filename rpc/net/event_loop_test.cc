@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 #include <kj/exception.h>
+#include <kj/vector.h>
 
 #include <atomic>
+#include <chrono>
 #include <ctime>
 #include <stdexcept>
 #include <thread>
@@ -128,6 +130,27 @@ TEST(EventLoop, BusyPromisesDoNotStarveLibuv) {
   run_until(loop, kj::mv(spinning));
   EXPECT_TRUE(done);
   uv_close(reinterpret_cast<uv_handle_t*>(&timer), nullptr);
+  uv_run(loop.uv(), UV_RUN_NOWAIT);
+}
+
+TEST(EventLoop, LongEventsLeaveTurnsToLibuv) {
+  EventLoop loop;
+  int turns = 0;
+  uv_check_t check;
+  uv_check_init(loop.uv(), &check);
+  check.data = &turns;
+  uv_check_start(&check, [](uv_check_t* h) { ++*static_cast<int*>(h->data); });
+  const auto long_event = [] {
+    auto from = std::chrono::steady_clock::now();
+    while (std::chrono::steady_clock::now() - from < std::chrono::milliseconds(1)) {
+    }
+  };
+  kj::Vector<kj::Promise<void>> events;
+  for (int i = 0; i < 40; ++i) events.add(kj::evalLater(long_event).eagerlyEvaluate(nullptr));
+  run_until(loop, kj::joinPromises(events.releaseAsArray()));
+  // Two or four of them fit into one.
+  EXPECT_GE(turns, 8);
+  uv_close(reinterpret_cast<uv_handle_t*>(&check), nullptr);
   uv_run(loop.uv(), UV_RUN_NOWAIT);
 }
 
