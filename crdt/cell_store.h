@@ -49,6 +49,11 @@ class CellStore {
 
   void read(RecordRef ref, HeldCell& out) const { unpack(arena_.at(ref), writers_, out); }
   CellId id(RecordRef ref) const { return packed_id(arena_.at(ref)); }
+  /// Brings what read() reads closer.
+  void prefetch(RecordRef ref) const {
+    __builtin_prefetch(arena_.at(ref));
+    __builtin_prefetch(arena_.at(ref) + 56);
+  }
   /// The caller's, 0 at first, at most kMaxStamp.
   std::uint64_t stamp(RecordRef ref) const { return packed_stamp(arena_.at(ref)); }
   void set_stamp(RecordRef ref, std::uint64_t stamp) { set_packed_stamp(arena_.at(ref), stamp); }
@@ -156,8 +161,7 @@ void CellStore::for_each_ahead(std::span<const Item> items, IdOf id_of, Visit vi
       const Spot& next = spots[record % kIndexAhead];
       if (next.shard != nullptr) {
         next.shard->cells.find(next.hash, [this](RecordRef ref) {
-          __builtin_prefetch(arena_.at(ref));
-          __builtin_prefetch(arena_.at(ref) + 56);
+          prefetch(ref);
           return true;
         });
       }

@@ -20,23 +20,29 @@ class DeltaPacker {
   }
   void add(Cell cell) {
     slots_ += cell.slots.size();
-    for (const Slot& slot : cell.slots) {
-      if (delta_.members.contains(slot.id.writer)) continue;
-      auto member = members_->find(slot.id.writer);
-      if (member != members_->end()) delta_.members.insert(*member);
-    }
+    for (const Slot& slot : cell.slots) name(slot.id.writer);
     delta_.cells.push_back(std::move(cell));
   }
   bool empty() const { return delta_.empty(); }
   Delta take() {
     slots_ = 0;
+    named_ = {};
     return std::exchange(delta_, {});
   }
 
  private:
+  void name(const Incarnation& writer) {
+    if (writer == named_) return;
+    named_ = writer;
+    if (delta_.members.contains(writer)) return;
+    auto member = members_->find(writer);
+    if (member != members_->end()) delta_.members.insert(*member);
+  }
+
   const std::map<Incarnation, Member>* members_;
   Delta delta_;
   std::size_t slots_ = 0;
+  Incarnation named_;  // the last writer
 };
 
 }  // namespace weir::crdt

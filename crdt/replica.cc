@@ -324,24 +324,26 @@ struct Replica::Impl {
 
   // Sending.
 
-  void sync(Nanos now) {
-    for (PeerIndex i = 0; i < peers.size(); ++i) push(i, now);
-    last_sync = now;
-    next_sync = now + jittered(options.sync_interval);
-  }
+  /// What a push carries that begins behind `after`.
+  struct Batch {
+    std::uint64_t after = 0;
+    std::uint64_t upto = 0;
+    bool truncated = false;
+    Delta delta;
+  };
 
-  void push(PeerIndex index, Nanos now) {
-    Peer& peer = peers[index];
-    if (!peer.up) return;
-    if (!peer.in_flight.empty() && now - peer.sent_at >= options.resend_after) {
-      peer.in_flight.clear();
-      peer.sent = peer.acked;
-    }
-    if (peer.sent == head || peer.in_flight.size() >= kMaxPushesInFlight) return;
+  Batch batch_behind(std::uint64_t after) {
+    constexpr int kAhead = 8;
+    Batch batch{after, after, false, {}};
     DeltaPacker packer(members);
-    auto at = stream.upper_bound(peer.sent);
-    std::uint64_t upto = peer.sent;
+    auto at = stream.upper_bound(after);
+    auto ahead = at;  // these records' memory is on its way
+    auto fetch_one = [&] {
+      if (ahead != stream.end()) cells.prefetch((ahead++)->second);
+    };
+    for (int i = 0; i < kAhead; ++i) fetch_one();
     for (std::size_t looked = 0; at != stream.end() && looked < kLookedPerPush; ++at, ++looked) {
+      fetch_one();
       cells.read(at->second, held);
       // What has ended stays in the stream until it is freed.
       if (!over(held.cell.id, held.cell.bucket)) {
@@ -349,22 +351,44 @@ struct Replica::Impl {
         if (!packer.fits(cell)) break;
         packer.add(std::move(cell));
       }
-      upto = at->first;
+      batch.upto = at->first;
     }
-    peer.truncated = at != stream.end();
+    batch.truncated = at != stream.end();
     // Nothing behind the last cell: the stamps up to the head were renewed or have expired.
-    if (!peer.truncated) upto = head;
+    if (!batch.truncated) batch.upto = head;
+    batch.delta = packer.take();
+    return batch;
+  }
+
+  void sync(Nanos now) {
+    std::optional<Batch> batch;  // peers that have the same get the same
+    for (PeerIndex i = 0; i < peers.size(); ++i) push(i, batch, now);
+    last_sync = now;
+    next_sync = now + jittered(options.sync_interval);
+  }
+
+  /// `batch`: one that was made since anything changed, or nothing.
+  void push(PeerIndex index, std::optional<Batch>& batch, Nanos now) {
+    Peer& peer = peers[index];
+    if (!peer.up) return;
+    if (!peer.in_flight.empty() && now - peer.sent_at >= options.resend_after) {
+      peer.in_flight.clear();
+      peer.sent = peer.acked;
+    }
+    if (peer.sent == head || peer.in_flight.size() >= kMaxPushesInFlight) return;
+    if (!batch || batch->after != peer.sent) batch = batch_behind(peer.sent);
+    peer.truncated = batch->truncated;
     Push message;
     message.pusher = options.incarnation;
     message.after = peer.sent;
-    message.upto = upto;
+    message.upto = batch->upto;
     message.base = peer.sent == peer.base;
-    message.delta = packer.take();
+    message.delta = batch->delta;
     ++counters.pushes_sent;
     counters.cells_sent += message.delta.cells.size();
     outbox.messages.push_back({index, std::move(message)});
-    peer.sent = upto;
-    peer.in_flight.push_back(upto);
+    peer.sent = batch->upto;
+    peer.in_flight.push_back(peer.sent);
     peer.sent_at = now;
   }
 
@@ -525,7 +549,8 @@ struct Replica::Impl {
       peer.in_flight.pop_front();
     }
     if (peer.acked == head) peer.caught_up_at = now;
-    if (peer.truncated) push(index, now);
+    std::optional<Batch> batch;
+    if (peer.truncated) push(index, batch, now);
   }
 
   // Of escrow rules, which are not the replica's business.

@@ -97,6 +97,70 @@ LAW(34, "of a bucket that has not drained too", "acknowledgements", "a slow disk
   reached("reset before it was acknowledged", mesh.acknowledged_drained() > 0);
 }
 
+LAW(34, "pushes alone bring a peer what it acknowledges, whatever the others have", "a push lost",
+    "an acknowledgement lost", "a peer behind another one") {
+  const crdt::Incarnation self{100, 1};
+  crdt::ReplicaOptions options;
+  options.incarnation = self;
+  std::vector<std::unique_ptr<crdt::Replica>> there;
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    options.peers.push_back({"there", std::to_string(i)});
+    crdt::ReplicaOptions other;
+    other.incarnation = {200, i + 1};
+    other.peers = {{"here", "n"}};
+    there.push_back(std::make_unique<crdt::Replica>(other, true));
+    there[i]->peer_up(0, self, kStart);
+  }
+  crdt::Replica here(options, true);
+  for (crdt::PeerIndex i = 0; i < 3; ++i) here.peer_up(i, there[i]->incarnation(), kStart);
+
+  Nanos now = kStart;
+  std::map<crdt::CellId, std::uint64_t> totals;
+  // Nothing but pushes and their acknowledgements arrives: no anti-entropy mends what they break.
+  auto exchange = [&](int lost) {
+    here.tick(now);
+    for (const crdt::Envelope& envelope : here.take().messages) {
+      if (!std::holds_alternative<crdt::Push>(envelope.message)) continue;
+      const bool push_lost = *chance(lost);
+      if (push_lost) reached("a push lost");
+      if (push_lost) continue;
+      crdt::Replica& peer = *there[envelope.to];
+      peer.receive(0, self, envelope.message, now);
+      for (const crdt::Envelope& answer : peer.take().messages) {
+        const bool answer_lost = *chance(lost);
+        if (answer_lost) reached("an acknowledgement lost");
+        if (!answer_lost) here.receive(envelope.to, peer.incarnation(), answer.message, now);
+      }
+    }
+  };
+  for (int step = *between(1, 30).as("steps"); step > 0; --step) {
+    std::vector<crdt::OwnCount> counts;
+    for (int n = *between(1, 3); n > 0; --n) {
+      crdt::OwnCount count;
+      count.cell = *window_ids();
+      count.value = ++totals[count.cell];
+      counts.push_back(count);
+    }
+    here.count(counts, now);
+    now += *one_of<Nanos>({300 * kMillisecond, 3 * kSecond});
+    exchange(30);
+    const std::vector<crdt::PeerStatus> peers = here.peers();
+    reached("a peer behind another one", peers[0].acked != peers[1].acked);
+  }
+  for (int round = 0; round < 3; ++round) {
+    now += 3 * kSecond;
+    exchange(0);
+  }
+  for (std::size_t i = 0; i < there.size(); ++i) {
+    RC_ASSERT(here.peers()[i].unacked == 0u);
+    for (const auto& [id, total] : totals) {
+      const std::optional<crdt::Cell> cell = there[i]->find(id);
+      RC_ASSERT(cell.has_value());
+      RC_ASSERT(cell->value_of({self, 0}) == total);
+    }
+  }
+}
+
 LAW(35, "a fresh peer incarnation gets everything", "with an empty disk", "with its disk",
     "news while it was away", "it counts at once") {
   MeshOptions options = *mesh_options(2, 4).as("mesh");
