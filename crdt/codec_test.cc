@@ -93,7 +93,7 @@ TEST(Codec, AWindowThatEndsBehindAllTimeIsRefused) {
   EXPECT_FALSE(decode(encoded(kMaxTime, kMaxLifetime + 1), back, error));
   // Under UBSan: no sum that overflows.
   EXPECT_FALSE(decode(encoded(kMaxTime, kMaxTime), back, error));
-  EXPECT_EQ(error, "bad cell 0");
+  EXPECT_EQ(error, "cell 0 is not valid");
 }
 
 /// Windows of one epoch and one writer, and buckets of another, as a push has them.

@@ -123,9 +123,9 @@ class Replica {
   Replica& operator=(const Replica&) = delete;
 
   /// What the disk held. Before anything else; or later, piece by piece, when a disk was opened
-  /// again. Expired cells are skipped. Windows that begin much later than now, which a clock that was
-  /// ahead has left, are kept aside until their time has come; buckets that were used later than now
-  /// are skipped.
+  /// again. Expired cells are skipped. Windows that begin much later than now, which a clock that
+  /// was ahead has left, are kept aside until their time has come; buckets that were used later
+  /// than now are skipped.
   void restore(const Delta& delta, Nanos now);
 
   /// New totals of the current incarnation. Returns the id of the write that makes them durable

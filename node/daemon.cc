@@ -466,7 +466,10 @@ bool Daemon::set_back() const {
 }
 
 LoadedRules Daemon::rules() const {
-  return {impl_->control.rules(), {}, impl_->control.status().version};
+  LoadedRules loaded;
+  loaded.rules = impl_->control.rules();
+  loaded.version = impl_->control.status().version;
+  return loaded;
 }
 
 const NodeConfig& Daemon::config() const {

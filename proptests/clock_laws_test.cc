@@ -188,10 +188,54 @@ const std::vector<std::string>& kinds() {
   return all;
 }
 
+/// True if it was forwards.
+bool leap(ClockedNode& node) {
+  const Nanos by = *one_of<Nanos>({kSecond, 3 * kSecond, kMinute, kHour, 20 * kDay, 3650 * kDay});
+  const bool forward = *chance(60) || node.wall - by < kStart - kDay;
+  node.wall += forward ? by : -by;
+  reached("a leap of seconds", by <= 3 * kSecond);
+  reached("a leap of years", by > 365 * kDay);
+  return forward;
+}
+
+/// Ahead for a while, after which everything is as it was.
+void be_ahead_once(ClockedNode& node) {
+  const std::string kind = *one_of(kinds());
+  const Nanos by = *one_of<Nanos>({3 * kSecond, kMinute, kHour, 20 * kDay});
+  node.ask(kind, "a", *between<std::uint64_t>(1, kLimit));
+  node.wall += by;
+  if (*chance(50)) node.restart(*chance(50));
+  node.pass(*between<Nanos>(1, 40) * kTick);
+  node.ask(kind, "a", *between<std::uint64_t>(1, kLimit));
+  node.wall -= by;
+  if (*chance(50)) node.restart(*chance(50));
+  node.pass(*between<Nanos>(1, 40) * kTick);
+  node.ask(kind, "a", 2 * kLimit);
+  if (by > kMinute) return;
+  const bool early = node.early();
+  node.pass(by);
+  node.ask(kind, "a", 2 * kLimit);
+  reached("windows to come have come", early);
+}
+
+/// The start of a window that begins in ten seconds at the earliest, and in which it has not lived.
+Nanos new_window(const ClockedNode& node, Nanos window) {
+  // What was reserved ahead, and peers' clocks.
+  constexpr Nanos kSlack = 4 * kSecond;
+  Nanos start = (node.wall + 10 * kSecond) / window * window + window;
+  for (;;) {
+    auto lived = std::find_if(node.lived.begin(), node.lived.end(), [&](const auto& range) {
+      return start <= range.to + kSlack && start + window > range.from - kSlack;
+    });
+    if (lived == node.lived.end()) return start;
+    start = (lived->to + kSlack) / window * window + window;
+  }
+}
+
 LAW(54,
-    "a clock that was set back is followed within seconds; nothing that is exact exceeds its limit "
-    "for "
-    "it, and what is merged by no more than a limit each time",
+    "a clock that was set back is followed within seconds; no exact limit is exceeded for it, and "
+    "a "
+    "merged one by a limit each time",
     "a leap of seconds", "a leap of years", "a start while the clock is ahead",
     "a start after it was set back", "set back while it runs", "counts in windows to come",
     "windows to come have come", "a window that began before and ends later") {
@@ -199,63 +243,27 @@ LAW(54,
   ClockedNode node(window);
   bool ahead = false;
   for (int step = *between(1, 14).as("steps"); step > 0; --step) {
-    switch (*choice(11)) {
-      case 0:
-      case 1: {
-        const std::string key = *one_of<std::string>({"a", "b"});
-        node.ask(*one_of(kinds()), key, *between<std::uint64_t>(1, 2 * kLimit));
-        break;
-      }
-      case 2:
-        node.pass(*between<Nanos>(1, 40) * kTick);
-        break;
-      case 3:
-      case 4: {
-        const Nanos leap =
-            *one_of<Nanos>({kSecond, 3 * kSecond, kMinute, kHour, 20 * kDay, 3650 * kDay});
-        const bool forward = *chance(60) || node.wall - leap < kStart - kDay;
-        node.wall += forward ? leap : -leap;
-        ahead = forward;
-        reached("a leap of seconds", leap <= 3 * kSecond);
-        reached("a leap of years", leap > 365 * kDay);
-        break;
-      }
-      case 5:
-        reached("a start while the clock is ahead", ahead);
-        reached("a start after it was set back", node.behind() > storage::kMostTimeWaits);
-        node.restart(*chance(50));
-        break;
-      case 6:
-      case 7: {
-        // Ahead for a while, after which everything is as it was.
-        const std::string kind = *one_of(kinds());
-        const Nanos leap = *one_of<Nanos>({3 * kSecond, kMinute, kHour, 20 * kDay});
-        node.ask(kind, "a", *between<std::uint64_t>(1, kLimit));
-        node.wall += leap;
-        if (*chance(50)) node.restart(*chance(50));
-        node.pass(*between<Nanos>(1, 40) * kTick);
-        node.ask(kind, "a", *between<std::uint64_t>(1, kLimit));
-        node.wall -= leap;
-        if (*chance(50)) node.restart(*chance(50));
-        node.pass(*between<Nanos>(1, 40) * kTick);
-        node.ask(kind, "a", 2 * kLimit);
-        reached("counts in windows to come", node.early());
-        if (leap <= kMinute) {
-          const bool early = node.early();
-          node.pass(leap);
-          node.ask(kind, "a", 2 * kLimit);
-          reached("windows to come have come", early);
-        }
-        break;
-      }
-      default: {
-        const std::uint64_t before = node.set_back;
-        const Nanos late = node.behind();
-        node.pass(4 * kSecond);
-        reached("set back while it runs", node.set_back > before);
-        reached("a window that began before and ends later",
-                node.set_back > before && late < window / 2);
-      }
+    const int what = *choice(11);
+    if (what < 2) {
+      const std::string key = *one_of<std::string>({"a", "b"});
+      node.ask(*one_of(kinds()), key, *between<std::uint64_t>(1, 2 * kLimit));
+    } else if (what < 3) {
+      node.pass(*between<Nanos>(1, 40) * kTick);
+    } else if (what < 5) {
+      ahead = leap(node);
+    } else if (what < 6) {
+      reached("a start while the clock is ahead", ahead);
+      reached("a start after it was set back", node.behind() > storage::kMostTimeWaits);
+      node.restart(*chance(50));
+    } else if (what < 8) {
+      be_ahead_once(node);
+    } else {
+      const std::uint64_t before = node.set_back;
+      const Nanos late = node.behind();
+      node.pass(4 * kSecond);
+      reached("set back while it runs", node.set_back > before);
+      reached("a window that began before and ends later",
+              node.set_back > before && late < window / 2);
     }
     reached("counts in windows to come", node.early());
   }
@@ -269,24 +277,10 @@ LAW(54,
     const bool exact = asked.rule != "merged";
     RC_ASSERT(count <= kLimit * (exact ? 1 : 1 + node.set_back));
   }
-  // And it is alive: in a window in which it has not lived yet all of a limit passes, and no more.
-  Nanos start = (node.wall + 10 * kSecond) / window * window + window;
-  auto used = [&](Nanos from) {
-    // What was reserved ahead, and peers' clocks.
-    constexpr Nanos kSlack = 4 * kSecond;
-    return std::find_if(node.lived.begin(), node.lived.end(), [&](const crdt::TimeRange& range) {
-      return from <= range.to + kSlack && from + window > range.from - kSlack;
-    });
-  };
-  for (auto at = used(start); at != node.lived.end(); at = used(start)) {
-    start = (at->to + 4 * kSecond) / window * window + window;
-  }
-  if (start - node.wall <= kMinute) {
-    node.pass(start - node.wall);
-  } else {
-    node.wall = start;
-    node.pass(kTick);
-  }
+  // And it is alive: in a window of its own all of a limit passes, and no more.
+  const Nanos start = new_window(node, window);
+  if (start - node.wall > kMinute) node.wall = start - kTick;
+  node.pass(start - node.wall);
   for (const std::string& kind : kinds()) {
     RC_LOG() << kind << " in a window of its own\n";
     RC_ASSERT(node.ask(kind, "new", 2 * kLimit) == kLimit);

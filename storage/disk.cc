@@ -279,28 +279,35 @@ void Disk::read_meta(const Txn& txn, Recovered& out) {
   }
   out.time_floor = static_cast<Nanos>(floor);
 
-  auto ranges = [&](RecordReader& from, std::string_view key) {
-    std::vector<crdt::TimeRange> read(from.u8());
+  read_lived(txn, meta, out);
+  read_boots(txn, meta, out);
+}
+
+void Disk::read_lived(const Txn& txn, MDB_dbi meta, Recovered& out) {
+  auto ranges = [&](std::string_view key, Nanos* first) {
+    std::vector<crdt::TimeRange> read;
+    std::optional<View> value = txn.get(meta, view_of(key));
+    if (!value) return read;
+    View content;
+    bool good = unseal(view_of(key), *value, content);
+    RecordReader from(content);
+    if (good && first != nullptr) *first = static_cast<Nanos>(from.big64());
+    if (good) read.resize(from.u8());
     for (crdt::TimeRange& range : read) {
       range.from = static_cast<Nanos>(from.big64());
       range.to = static_cast<Nanos>(from.big64());
     }
-    if (!from.done() || read.size() > TimeLived::kMost) {
+    if (!good || !from.done() || read.size() > TimeLived::kMost) {
       damaged(fmt::format("its record '{}' is broken", key));
     }
     return read;
   };
-  if (txn.get(meta, view_of(kLivedKey))) {
-    RecordReader lived = sealed(kLivedKey);
-    lived_ = TimeLived(ranges(lived, kLivedKey));
-  }
-  if (txn.get(meta, view_of(kLostKey))) {
-    RecordReader lost = sealed(kLostKey);
-    out.lost.ended = static_cast<Nanos>(lost.big64());
-    out.lost.lived = ranges(lost, kLostKey);
-  }
+  lived_ = TimeLived(ranges(kLivedKey, nullptr));
+  out.lost.lived = ranges(kLostKey, &out.lost.ended);
   lived_.reached(out.time_floor);
+}
 
+void Disk::read_boots(const Txn& txn, MDB_dbi meta, Recovered& out) {
   Cursor cursor(txn, meta);
   Bytes from = boot_key(0);
   for (bool more = cursor.seek(from); more; more = cursor.move(MDB_NEXT)) {

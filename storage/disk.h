@@ -97,6 +97,8 @@ class Disk {
   void find_tables(const Txn& txn);
   void forget_unused_writers(Txn& txn);
   void read_meta(const Txn& txn, Recovered& out);
+  void read_lived(const Txn& txn, MDB_dbi meta, Recovered& out);
+  void read_boots(const Txn& txn, MDB_dbi meta, Recovered& out);
   void read_writers(const Txn& txn, MDB_dbi dbi);
   void read_log(const Txn& txn, std::unordered_map<crdt::CellId, crdt::Cell>& cells);
   void read_table(const Txn& txn, const crdt::Generation& generation,

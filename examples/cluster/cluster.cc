@@ -124,12 +124,11 @@ void Cluster::start(std::size_t node, const std::vector<std::string>& more) {
   std::string config = directory_of(node) + "/node.yaml";
   std::string log = log_path(node);
   std::vector<const char*> arguments{"weir-node", "--config", config.c_str()};
-  for (const auto* list : {&options_.more_arguments, &more}) {
-    for (const std::string& argument : *list) arguments.push_back(argument.c_str());
-  }
+  for (const std::string& argument : options_.more_arguments) arguments.push_back(argument.c_str());
+  for (const std::string& argument : more) arguments.push_back(argument.c_str());
   arguments.push_back(nullptr);
   std::vector<char*> environment;
-  for (std::string& more : options_.environment) environment.push_back(more.data());
+  for (std::string& each : options_.environment) environment.push_back(each.data());
   for (char** each = environ; *each != nullptr; ++each) environment.push_back(*each);
   environment.push_back(nullptr);
   pid_t parent = ::getpid();

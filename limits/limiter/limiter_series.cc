@@ -236,7 +236,7 @@ bool Limiter::Impl::would_wait(const CompiledRule& compiled, const SeriesId& id,
   if (!keeps_ahead) return false;
   // Of a key's first use nothing is on the disk.
   std::uint64_t ahead = 0;
-  with_entry(id, false, [&](SeriesEntry& entry) {
+  with_entry(id, Make::no, [&](SeriesEntry& entry) {
     Series* series = general_form(&entry);
     if (series == nullptr) return;
     const WindowShape shape = window_shape(*compiled.rule, id);

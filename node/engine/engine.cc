@@ -601,10 +601,17 @@ std::uint64_t Engine::over_admission(std::uint32_t rule, Nanos wall) {
 }
 
 EngineStatus Engine::status() const {
-  return {durable_,        writing_,      failure_,
-          holding_,        stalled_,      unabsorbed_,
-          reincarnations_, waiting_,      shed_,
-          was_set_back_,   replica_->early_cell_count()};
+  return {durable_,
+          writing_,
+          failure_,
+          holding_,
+          stalled_,
+          unabsorbed_,
+          reincarnations_,
+          waiting_,
+          shed_,
+          was_set_back_,
+          replica_->early_cell_count()};
 }
 
 }  // namespace weir::node

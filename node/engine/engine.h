@@ -120,9 +120,9 @@ class Engine {
   void stop(Nanos wall);
 
   /// The node's time: max(wall, all earlier results), and never past the ceiling that is on disk,
-  /// unless the disk has stalled. So no restart takes it to before anything that is durable, but one
-  /// under a wall clock that is more than storage::kMostTimeWaits behind, which puts it back and
-  /// logs clock_set_back.
+  /// unless the disk has stalled. So no restart takes it to before anything that is durable, but
+  /// one under a wall clock that is more than storage::kMostTimeWaits behind, which puts it back
+  /// and logs clock_set_back.
   Nanos clock(Nanos wall);
   /// The wall clock is so far behind the engine's, and has been for a second of it: time would
   /// stand still until it has caught up. The driver is to stop the engine and to start another:
@@ -257,7 +257,7 @@ class Engine {
   std::optional<Nanos> behind_since_;  // on the wall clock, which is too far behind
   bool set_back_ = false;
   Nanos was_set_back_ = 0;  // before the start
-  Nanos time_stood_ = 0;  // at the ceiling
+  Nanos time_stood_ = 0;    // at the ceiling
   Nanos next_sweep_ = 0;
   std::optional<Nanos> swept_;    // a pass has ended that began with this floor
   std::uint64_t generation_ = 1;  // of drains: what is decided now is in the one that ends next

@@ -29,9 +29,16 @@ namespace weir::node::test {
 /// A disk that commits when it is told to, on the main thread.
 class ModelDisk final : public storage::Store {
  public:
-  bool open(const crdt::Incarnation&, Nanos, storage::StoreEvents events, storage::Recovered&,
-            std::string&) override {
+  bool open(const crdt::Incarnation&, Nanos now, storage::StoreEvents events,
+            storage::Recovered& out, std::string&) override {
     events_ = std::move(events);
+    // It is no new disk: an earlier boot knew all that its member had counted.
+    const crdt::Incarnation earlier{0xD15C, 1};
+    out.incarnations = {earlier};
+    crdt::Cell registry;
+    registry.id = crdt::registry_cell({"eu", "eu-1"}, now);
+    registry.raise({earlier, crdt::kCountsRow}, 1);
+    out.state.cells = {registry};
     return true;
   }
   bool adopt(const crdt::Incarnation&, Nanos, std::string&) override { return true; }

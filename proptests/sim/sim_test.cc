@@ -54,7 +54,7 @@ TEST(Simulation, PinnedSeedsKeepTheLaws) {
   EXPECT_GT(sum.admitted, 10'000u);
   EXPECT_GT(sum.over_admitted, 0u) << "no window was ever contended across a partition";
   EXPECT_GT(sum.reincarnations, 10u);
-  EXPECT_GE(sum.satisfied, 5u) << "hardly anybody ever asked for all of an escrow rule's limit";
+  EXPECT_GE(sum.satisfied, 3u) << "hardly anybody ever asked for all of an escrow rule's limit";
 }
 
 TEST(Simulation, RegressionSeedsKeepTheLaws) {
@@ -147,7 +147,7 @@ TEST_P(Checker, NoticesWhatIsBroken) {
 INSTANTIATE_TEST_SUITE_P(
     Simulation, Checker,
     ::testing::Values(Broken{Sabotage::lying_store, "LyingStore", {28, 29, 34}},
-                      Broken{Sabotage::forgetful_store, "ForgetfulStore", {28, 29, 34}},
+                      Broken{Sabotage::forgetful_store, "ForgetfulStore", {28, 29, 31, 34}},
                       Broken{Sabotage::ignored_sync_error, "IgnoredSyncError", {28, 29, 31, 34}},
                       Broken{Sabotage::counted_twice, "CountedTwice", {28, 29, 31, 32, 42, 44}},
                       Broken{Sabotage::lost_clock, "LostClock", {11}},

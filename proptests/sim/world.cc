@@ -716,6 +716,7 @@ class World {
     std::vector<Entry> entries{{"path", path_text}, {"method", post ? "POST" : "GET"}};
     if (!nameless) entries.push_back({"user", user_text});
     Request request{"sim", entries, hits};
+    node.engine->warm(request, wall(n));
     node.engine->check(request, wall(n), decision_);
     Nanos at = node.engine->clock(0);
     note(n, decision_.allowed ? "allow" : "deny", user * 1000 + path, hits,

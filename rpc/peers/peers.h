@@ -107,7 +107,7 @@ struct LinkStatus {
   /// pings of this session: right to within half of the time that it took (`skew_error`).
   std::optional<Nanos> skew;
   Nanos skew_error = 0;
-  bool refuses = false;    ///< that was the peer's word: it will not have us, or is another one
+  bool refuses = false;  ///< that was the peer's word: it will not have us, or is another one
 
   std::uint64_t asked = 0;       ///< requests sent (PeerNetwork::ask)
   std::uint64_t ask_unsent = 0;  ///< failed without being sent
