@@ -87,8 +87,8 @@ CellStore::Shard& CellStore::shard_made(const CellId& id) {
 RecordRef CellStore::find(const CellId& id) const {
   const Spot& spot = spot_of(id);
   if (spot.shard == nullptr) return 0;
-  return spot.shard->cells.find(spot.hash,
-                                [&](RecordRef ref) { return is_packed(arena_.at(ref), id); });
+  return spot.shard->cells.find(
+      spot.hash, [&](RecordRef ref) { return is_packed(arena_.at(ref), lifetimes_, id); });
 }
 
 /// Accounts for the slots that a join will make grow. Returns what it adds to the digest.
@@ -144,7 +144,7 @@ bool CellStore::join(RecordRef& ref, HeldCell& held, std::span<const Slot> slots
 /// Packs the cell into its record, or into another if it needs more room or much less.
 void CellStore::write(RecordRef& ref, const HeldCell& held, Shard& shard) {
   const CellId& id = held.cell.id;
-  std::uint8_t flags = pack(held, writers_, packed_);
+  const std::uint16_t kind = pack(held, writers_, lifetimes_, packed_);
   std::size_t head_bytes = id.is_bucket() ? kBucketHead : kWindowHead;
   std::size_t size = head_bytes + packed_.size();
   RecordRef before = ref;
@@ -165,7 +165,7 @@ void CellStore::write(RecordRef& ref, const HeldCell& held, Shard& shard) {
     }
   }
   std::byte* record = arena_.at(ref);
-  head_of(record).word = packed_stamp(record) << 8 | flags;
+  head_of(record).word = packed_stamp(record) << kStampShift | kind;
   std::memcpy(record + head_bytes, packed_.data(), packed_.size());
 }
 

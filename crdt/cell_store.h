@@ -38,7 +38,10 @@ Group group_of(const CellId& id);
 class CellStore {
  public:
   /// `seed`: secret, where strangers choose ids.
-  explicit CellStore(std::uint64_t seed) : seed_(seed), buckets_(arena_) {}
+  /// `self`: the incarnation of most slots; those take the least room.
+  explicit CellStore(std::uint64_t seed, const Incarnation& self = {}) : seed_(seed), buckets_(arena_) {
+    writers_.number_of(self);
+  }
 
   /// 0 if it is not held.
   RecordRef find(const CellId& id) const;
@@ -47,8 +50,10 @@ class CellStore {
   template <typename Item, typename IdOf, typename Visit>
   void for_each_ahead(std::span<const Item> items, IdOf id_of, Visit visit) const;
 
-  void read(RecordRef ref, HeldCell& out) const { unpack(arena_.at(ref), writers_, out); }
-  CellId id(RecordRef ref) const { return packed_id(arena_.at(ref)); }
+  void read(RecordRef ref, HeldCell& out) const {
+    unpack(arena_.at(ref), writers_, lifetimes_, out);
+  }
+  CellId id(RecordRef ref) const { return packed_id(arena_.at(ref), lifetimes_); }
   /// Brings what read() reads closer.
   void prefetch(RecordRef ref) const {
     __builtin_prefetch(arena_.at(ref));
@@ -133,6 +138,7 @@ class CellStore {
   std::uint64_t seed_;
   CellArena arena_;
   Writers writers_;
+  Lifetimes lifetimes_;
   BucketQueue buckets_;
   std::map<Generation, std::unique_ptr<Shards>> generations_;
   Nanos first_end_ = kNever;  // of the generations

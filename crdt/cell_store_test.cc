@@ -319,7 +319,7 @@ TEST(CellStore, ACellWithOneWriterIsSmall) {
     Slot slot{{writer(0), 0}, random() % 100 + 1};
     RecordRef ref = 0;
     windows.join(ref, {series, {kNow, kNow + kMinute}}, {&slot, 1}, {});
-    slot.id.birth = static_cast<std::uint64_t>(kNow) + random() % 1'000'000'000'000;
+    slot.id.birth = static_cast<std::uint64_t>(kNow + static_cast<Nanos>(random() % 60) * kSecond);
     Nanos touched = static_cast<Nanos>(slot.id.birth) + static_cast<Nanos>(random() % kMinute);
     ref = 0;
     buckets.join(ref, {series, kBucketEpoch}, {&slot, 1},
@@ -327,8 +327,34 @@ TEST(CellStore, ACellWithOneWriterIsSmall) {
                   touched,
                   touched + kMinute});
   }
-  EXPECT_LT(windows.bytes() / 200'000, 64u);
-  EXPECT_LT(buckets.bytes() / 200'000, 88u);
+  EXPECT_LT(windows.bytes() / 200'000, 56u);
+  EXPECT_LT(buckets.bytes() / 200'000, 78u);
+}
+
+TEST(CellStore, LifetimesBeyondThoseThatHaveANumber) {
+  CellStore store(1);
+  constexpr Nanos kNow = 1'700'000'000 * kSecond;
+  const Slot slot{{writer(0), 0}, 1};
+  const Slot born{{writer(0), 7}, 1};
+  std::vector<RecordRef> refs;
+  for (std::uint64_t i = 1; i <= 600; ++i) {
+    const Nanos lifetime = static_cast<Nanos>(i) * kSecond;
+    RecordRef ref = 0;
+    store.join(ref, {{i, i}, {kNow, kNow + lifetime}}, {&slot, 1}, {});
+    refs.push_back(ref);
+    ref = 0;
+    store.join(ref, {{i, i}, kBucketEpoch}, {&born, 1}, {{1, kNow, 5}, kNow, kNow + lifetime + 1});
+    refs.push_back(ref);
+  }
+  HeldCell held;
+  for (std::uint64_t i = 1; i <= 600; ++i) {
+    const Nanos lifetime = static_cast<Nanos>(i) * kSecond;
+    store.read(refs[2 * i - 2], held);
+    EXPECT_EQ(held.cell.id, (CellId{{i, i}, {kNow, kNow + lifetime}}));
+    EXPECT_EQ(store.find(held.cell.id), refs[2 * i - 2]);
+    store.read(refs[2 * i - 1], held);
+    EXPECT_EQ(held.cell.bucket, (BucketState{{1, kNow, 5}, kNow, kNow + lifetime + 1}));
+  }
 }
 
 }  // namespace

@@ -112,7 +112,7 @@ struct Replica::Impl {
   Impl(ReplicaOptions given, bool memory)
       : options(std::move(given)),
         memory_only(memory),
-        cells(options.seed),
+        cells(options.seed, options.incarnation),
         anti_entropy(cells, members, options.peers.size(), options.repair_piece),
         random(options.seed) {
     members.emplace(options.incarnation, options.self);
@@ -225,15 +225,16 @@ struct Replica::Impl {
     RecordRef ref = read(own.cell);
     Slot slot = own_slot(own);
     std::span<const Slot> slots(&slot, own.value > 0 ? 1 : 0);
-    bool was_reset = ref != 0 && forget_if_reborn(ref, slots);
-    if (was_reset || may_count_forgotten(own.cell, write)) {
+    std::optional<ResetBucket> was;
+    if (ref != 0) was = forget_if_reborn(ref, slots);
+    if (was || may_count_forgotten(own.cell, write)) {
       // Its checkpoint may count slots that are gone; it surely counts the own one.
       std::uint64_t& counted = bucket.checkpoint.counted;
       counted = std::min(counted, own.value);
     }
     bool changed = apply(ref, slots, bucket, &slot.id);
-    if (was_reset) reset(own.cell);
-    if (changed || was_reset) enter_stream(ref);
+    if (was) reset(*was);
+    if (changed || was) enter_stream(ref);
     if (own.urgent) next_sync = std::min(next_sync, last_sync + kUrgentSpacing);
     if (own.tell) outbox.durable.push_back(own);
   }
@@ -273,27 +274,31 @@ struct Replica::Impl {
   }
 
   /// A slot born after a bucket was over resets it: what the bucket held has drained, and its
-  /// checkpoint would leave the new units uncounted. True if it was forgotten. Of the cell that was
-  /// read last.
-  bool forget_if_reborn(RecordRef& ref, std::span<const Slot> slots) {
-    if (!held.cell.id.is_bucket()) return false;
+  /// checkpoint would leave the new units uncounted. Returns what it was, if it was forgotten. Of
+  /// the cell that was read last.
+  std::optional<ResetBucket> forget_if_reborn(RecordRef& ref, std::span<const Slot> slots) {
+    if (!held.cell.id.is_bucket()) return std::nullopt;
     auto over = static_cast<std::uint64_t>(held.cell.bucket.expiry);
     if (std::all_of(slots.begin(), slots.end(),
                     [over](const Slot& slot) { return slot.id.birth < over; })) {
-      return false;
+      return std::nullopt;
+    }
+    ResetBucket was{held.cell.id, {}};
+    if (held.own.writer == options.incarnation) {
+      was.own = {held.own, held.cell.value_of(held.own)};
     }
     leave_stream(cells.stamp(ref));
     cells.clear(ref);
     cells.read(ref, held);
-    return true;
+    return was;
   }
 
-  void reset(const CellId& id) {
+  void reset(const ResetBucket& was) {
     if (!memory_only) {
-      reset_at[id] = last_write;
-      resets.emplace_back(last_write, id);
+      reset_at[was.id] = last_write;
+      resets.emplace_back(last_write, was.id);
     }
-    outbox.reset_buckets.push_back(id);
+    outbox.reset_buckets.push_back(was);
   }
 
   void persisted(WriteId upto, Nanos now) {
@@ -487,9 +492,10 @@ struct Replica::Impl {
     if (cell.id.is_bucket()) {
       // What waits for the disk was counted on top of what is here.
       bool free = ref != 0 && !pending_buckets.contains(cell.id);
-      bool was_reset = free && forget_if_reborn(ref, cell.slots);
+      std::optional<ResetBucket> was;
+      if (free) was = forget_if_reborn(ref, cell.slots);
       bool changed = apply(ref, cell.slots, cell.bucket);
-      if (was_reset) reset(cell.id);
+      if (was) reset(*was);
       if (!changed) return std::nullopt;
       return held.cell;
     }

@@ -42,6 +42,14 @@ struct Envelope {
   Message message;
 };
 
+/// A bucket that had drained and was reset, and what it held of the current incarnation's slot; a
+/// value of 0 if it held none.
+struct ResetBucket {
+  CellId id;
+  Slot own;
+  friend bool operator==(const ResetBucket&, const ResetBucket&) = default;
+};
+
 /// What a call to the replica asks its driver to do. The driver takes it whole.
 struct Outbox {
   std::vector<Envelope> messages;
@@ -49,7 +57,7 @@ struct Outbox {
   std::vector<CellId> changed;  ///< cells in which slots other than the current own ones grew
   /// Buckets that had drained and were reset: they hold less than before, so the limiter must
   /// forget too (Limiter::reset, before it absorbs what changed).
-  std::vector<CellId> reset_buckets;
+  std::vector<ResetBucket> reset_buckets;
   std::vector<OwnCount> durable;  ///< own counts that asked for it, and are durable now
   bool empty() const {
     return messages.empty() && writes.empty() && changed.empty() && reset_buckets.empty() &&

@@ -264,7 +264,8 @@ TEST(Replica, ABucketThatDrainedIsResetAndTheDriverIsTold) {
   other.nodes[0]->count({&old, 1}, kStart);
   other.settle();
   other.nodes[0]->receive(0, peer, Repair{{{news}, {}}, {}}, later);
-  EXPECT_EQ(other.nodes[0]->take().reset_buckets, std::vector<CellId>{id});
+  const Slot gone{{other.nodes[0]->incarnation(), kStart}, 100};
+  EXPECT_EQ(other.nodes[0]->take().reset_buckets, (std::vector<ResetBucket>{{id, gone}}));
   EXPECT_EQ(*other.nodes[0]->find(id), news);
 }
 

@@ -21,10 +21,11 @@ namespace weir {
 struct LimiterOptions {
   HashKey hash_key{};
   /// Series held at most, for which memory is reserved at once and taken as it is used (58 bytes a
-  /// series; 83 with `replicated`). When full, series that are over give their places, then idle
-  /// ones, whose counts move to a sketch of fixed size that may say too much and never too little;
-  /// none do with `replicated`. Where none can, a new series of a rule with on_failure `closed` is
-  /// denied, and with `open` counted in that sketch, here only. Either is reported as degraded.
+  /// series; 64 with `replicated`, and 48 for each bucket in which others count). When full, series
+  /// that are over give their places, then idle ones, whose counts move to a sketch of fixed size
+  /// that may say too much and never too little; none do with `replicated`. Where none can, a new
+  /// series of a rule with on_failure `closed` is denied, and with `open` counted in that sketch,
+  /// here only. Either is reported as degraded.
   /// Each rule has a guaranteed part of them (Rule::series), and what is in no part is for whoever
   /// comes first: no rule's keys take places in another's part.
   std::size_t max_series = 1u << 20;

@@ -62,9 +62,9 @@ class ReplicaSide {
   /// series. By the thread that absorbs. (Of a sliding log cells cannot be named: it begins anew.)
   void warm(const Request& request, Nanos now, std::vector<crdt::CellId>& out);
   /// This bucket had drained, and the replica forgot it and reset it to `cell` (see
-  /// Outbox::reset_buckets): what was counted before no longer counts, here neither. What this node
-  /// consumed since it was last drained stays.
-  void reset(const crdt::Cell& cell);
+  /// Outbox::reset_buckets): what was counted before no longer counts, here neither. `gone` is what
+  /// it held of this node; what this node consumed beyond that, and has not been drained, stays.
+  void reset(const crdt::Cell& cell, const crdt::Slot& gone);
   /// Continues under `fresh`. `durable(cell, slot)` is what the replica holds of the old own slot:
   /// it stays behind as another writer's count, the rest moves to the fresh slot and will be
   /// drained. Not concurrently with drain or absorb.

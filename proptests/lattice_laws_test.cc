@@ -245,17 +245,35 @@ LAW(5,
   reached("a repair", repaired > 0);
 }
 
+/// The cell, had all its slots been born as a second began.
+Cell born_on_seconds(const Cell& cell) {
+  Cell out{cell.id, {}, cell.bucket};
+  for (const crdt::Slot& slot : cell.slots) {
+    crdt::SlotId born = slot.id;
+    born.birth -= born.birth % static_cast<std::uint64_t>(kSecond);
+    out.raise(born, slot.value);
+  }
+  out.bucket.checkpoint.counted = std::min(out.bucket.checkpoint.counted, out.total());
+  return out;
+}
+
 LAW(4, "a held cell is the cell, whatever form it has in memory", "windowed", "bucket",
     "a thousand slots", "a record that moved", "a checkpoint older than the last touch",
-    "whole seconds", "an own slot") {
+    "whole seconds", "births on whole seconds", "an own slot", "an own slot alone") {
   crdt::CellId id = *cell_ids();
   Cell a = *cells_of(id).as("a");
   Cell b = *rivals_of(a).as("b");
+  if (id.is_bucket() && *chance(50).as("births on whole seconds")) {
+    a = born_on_seconds(a);
+    b = born_on_seconds(b);
+    reached("births on whole seconds", !a.slots.empty());
+  }
   crdt::SlotId own;
   if (id.is_bucket() && !a.slots.empty()) {
     own = a.slots[*between<std::size_t>(0, a.slots.size() - 1).as("own")].id;
   }
-  crdt::CellStore store(1);
+  // Often a writer has the first number that has the own slot.
+  crdt::CellStore store(1, *chance(50) ? own.writer : crdt::Incarnation{1, 1});
   crdt::RecordRef neighbour = 0;
   store.join(neighbour, {{id.series.hi, ~id.series.lo}, id.epoch}, b.slots, b.bucket);
   crdt::RecordRef ref = 0;
@@ -280,6 +298,7 @@ LAW(4, "a held cell is the cell, whatever form it has in memory", "windowed", "b
           expected.bucket.checkpoint.at < expected.bucket.touched);
   reached("whole seconds", !id.is_bucket() && id.epoch.start % kSecond == 0);
   reached("an own slot", own != crdt::SlotId{});
+  reached("an own slot alone", own != crdt::SlotId{} && expected.slots.size() == 1);
 }
 
 LAW(38, "a group's digest is that of its cells, however they came", "a cell that grew",

@@ -442,10 +442,10 @@ void Mesh::dispatch(std::size_t i) {
   crdt::Outbox out = node.replica->take();
   for (crdt::Write& write : out.writes) node.queued.push_back(std::move(write));
   begin_commit(i);
-  for (const crdt::CellId& id : out.reset_buckets) {
-    const std::optional<crdt::Cell> cell = node.replica->find(id);
+  for (const crdt::ResetBucket& was : out.reset_buckets) {
+    const std::optional<crdt::Cell> cell = node.replica->find(was.id);
     if (!cell || node.limiter == nullptr) continue;
-    node.limiter->replica_side().reset(*cell);
+    node.limiter->replica_side().reset(*cell, was.own);
     ++resets_;
   }
   for (const crdt::OwnCount& count : out.durable) {

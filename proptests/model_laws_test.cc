@@ -271,13 +271,11 @@ LAW(5, "a replica holds what the sequential model holds", "some durable, some no
       rc::state::gen::execOneOfWithArgs<Count, Count, Persist, Receive, Receive, Pass>());
 }
 
-/// Moves a series into its general form, without a change to what it counts: an ancient cell in
+/// Moves a series into its general form, without a change to what it counts: an ancient window in
 /// which nobody has counted anything.
 void make_general(Limiter& limiter, std::uint32_t rule, const Request& request) {
-  bool bucket = is_bucket(limiter.rules()->rules()[rule].algorithm);
   Cell nothing;
-  nothing.id = {limiter.series_of(rule, request),
-                bucket ? crdt::kBucketEpoch : crdt::Epoch{kHour, 2 * kHour}};
+  nothing.id = {limiter.series_of(rule, request), crdt::Epoch{kHour, 2 * kHour}};
   limiter.replica_side().absorb(nothing);
 }
 
@@ -378,6 +376,176 @@ LAW(42, "how a series is kept in memory does not show", "a count beyond 32 bits"
   reached("a bucket", bucket);
   reached("a sliding window", rule.algorithm == Algorithm::sliding_window);
   reached("a fixed window", rule.algorithm == Algorithm::fixed_window);
+}
+
+/// A limiter and what its replica holds of the one bucket, as crdt/replica.cc does.
+struct Counting {
+  crdt::Incarnation self;
+  Limiter limiter;
+  Cell cell;
+
+  Counting(const std::shared_ptr<const RuleSet>& rules, std::uint64_t number)
+      : self{number, number},
+        limiter(rules, {.replicated = true, .incarnation = {number, number}}) {}
+
+  /// What it hands over. When its slot was born is its own affair.
+  std::vector<Cell> drain() {
+    std::vector<crdt::OwnCount> out;
+    limiter.replica_side().drain(out, 10);
+    std::vector<Cell> told;
+    for (const crdt::OwnCount& count : out) {
+      cell.id = count.cell;
+      own = {self, count.birth};
+      crdt::Slot slot{own, count.value};
+      learn({&slot, 1}, count.bucket);
+      told.push_back({count.cell, {{{}, count.value}}, count.bucket});
+    }
+    return told;
+  }
+  /// The same answer, as far as it says something of the bucket.
+  auto ask(const Request& request, Nanos now) {
+    Decision decision = limiter.check(request, now);
+    const RuleStatus& status = decision.statuses.at(0);
+    return std::tuple(decision.allowed, status.remaining, status.reset, status.retry_after,
+                      status.delay);
+  }
+  /// True if the bucket was reset.
+  bool hear(const Cell& other) {
+    cell.id = other.id;
+    bool reset = learn(other.slots, other.bucket);
+    limiter.replica_side().absorb(cell);
+    return reset;
+  }
+  void rebase() {
+    crdt::Incarnation fresh{self.hi, self.lo + 100};
+    limiter.replica_side().rebase(fresh, [this](const crdt::CellId&, const crdt::SlotId& slot) {
+      return cell.value_of(slot);
+    });
+    self = fresh;
+  }
+
+ private:
+  crdt::SlotId own;
+
+  bool learn(std::span<const crdt::Slot> slots, const crdt::BucketState& state) {
+    auto over = static_cast<std::uint64_t>(cell.bucket.expiry);
+    bool reborn = !cell.slots.empty() &&
+                  std::any_of(slots.begin(), slots.end(),
+                              [over](const crdt::Slot& slot) { return slot.id.birth >= over; });
+    crdt::Slot gone;
+    if (reborn) {
+      if (own.writer == self) gone = {own, cell.value_of(own)};
+      cell = {cell.id, {}, {}};
+    }
+    join(cell, slots, state);
+    if (reborn) limiter.replica_side().reset(cell, gone);
+    return reborn;
+  }
+};
+
+LAW(42, "how a replicated bucket is kept in memory does not show", "others' counts", "denied",
+    "a clock behind a peer's", "reset", "another limit", "held", "under a fresh incarnation",
+    "swept", "drained", "counts beyond 32 bits") {
+  Rule rule;
+  rule.domain = "api";
+  rule.name = "r";
+  rule.key = {"key"};
+  rule.algorithm = *one_of<Algorithm>({Algorithm::token_bucket, Algorithm::leaky_bucket});
+  rule.window = *one_of<Nanos>({kSecond, kMinute, kDay, 7 * kMillisecond}).as("window");
+  rule.limit = *one_of<std::uint64_t>({6, 10, 7, 1ull << 33}).as("limit");
+  rule.burst = rule.limit;
+  const bool huge = rule.limit > 100;
+  auto rules = rule_set({rule});
+  Counting small(rules, 1);
+  Counting general(rules, 2);
+  Counting other(rules, 3);
+  std::vector<Entry> entries{{"key", "k"}, {"method", "GET"}};
+  Request request{"api", entries, 1};
+  Nanos now = kStart;
+  auto both = [&](auto what) {
+    auto one = what(small);
+    make_general(general.limiter, 0, request);
+    auto two = what(general);
+    make_general(general.limiter, 0, request);
+    RC_ASSERT(one == two);
+    return one;
+  };
+  for (int step = *between(1, 40).as("steps"); step > 0; --step) {
+    now += *rc::gen::weightedOneOf<Nanos>({{5, between<Nanos>(0, rule.window / 4)},
+                                           {2, between<Nanos>(0, 3 * rule.window)},
+                                           {1, between<Nanos>(0, 5 * kSecond)}});
+    request.hits = huge ? *one_of<std::uint64_t>({1, 1ull << 31, 1ull << 32, 3'000'000'000})
+                        : *between<std::uint64_t>(0, 3);
+    make_general(general.limiter, 0, request);
+    switch (*between(0, 11)) {
+      case 0:  // others consume, by a clock that may be ahead
+        other.limiter.check(request, now + *one_of<Nanos>({0, 0, kMillisecond, kSecond}));
+        other.drain();
+        [[fallthrough]];
+      case 1: {
+        if (other.cell.slots.empty()) break;
+        bool reset = both([&](Counting& each) { return each.hear(other.cell); });
+        reached("reset", reset);
+        reached("others' counts");
+        reached("a clock behind a peer's", other.cell.bucket.touched > now);
+        break;
+      }
+      case 2:  // and learn what is counted here
+        if (!small.cell.slots.empty()) {
+          Cell told = small.cell;
+          for (crdt::Slot& slot : told.slots) slot.id.writer.hi += 10;
+          other.hear(told);
+        }
+        break;
+      case 3: {
+        auto counts = both([](Counting& each) { return each.drain(); });
+        reached("drained", !counts.empty());
+        reached("counts beyond 32 bits", !counts.empty() && counts[0].total() >> 32 != 0);
+        break;
+      }
+      case 4: {
+        Nanos floor = now - *one_of<Nanos>({0, kSecond, kSecond});
+        other.limiter.sweep(floor);
+        general.limiter.sweep(floor);  // which may have an entry of windows alone
+        reached("swept", small.limiter.sweep(floor) > 0);
+        break;
+      }
+      case 5: {
+        Rule changed = rule;
+        changed.limit = changed.burst = rule.limit + *between<std::uint64_t>(0, 2);
+        auto next = rule_set({changed});
+        small.limiter.reload(next);
+        general.limiter.reload(next);
+        reached("another limit", changed.limit != rule.limit);
+        break;
+      }
+      case 6: {
+        std::uint64_t used = *between<std::uint64_t>(0, 2);
+        Nanos later = now + *between<Nanos>(0, rule.window);
+        bool held = both([&](Counting& each) {
+          Decision decision;
+          Ticket ticket = each.limiter.reserve(request, now, kHour, decision);
+          std::uint64_t before = each.limiter.used(0, request, now);
+          each.limiter.settle(ticket, used, later);
+          return decision.allowed && before > 0 && request.hits > 0;
+        });
+        now = later;
+        reached("held", held);
+        break;
+      }
+      case 7:
+        if (!*chance(30)) break;
+        small.rebase();
+        general.rebase();
+        reached("under a fresh incarnation");
+        break;
+      default:
+        reached("denied",
+                !std::get<0>(both([&](Counting& each) { return each.ask(request, now); })));
+    }
+    both([&](Counting& each) { return each.limiter.used(0, request, now); });
+  }
+  both([](Counting& each) { return each.drain(); });
 }
 
 }  // namespace

@@ -331,8 +331,8 @@ LAW(16, "equal state and equal time give equal decisions everywhere", "a denial"
         replicas[i]->count(counts, now);
         replicas[i]->flush(now);
         crdt::Outbox out = replicas[i]->take();
-        for (const crdt::CellId& id : out.reset_buckets)
-          limiters[i]->replica_side().reset(*replicas[i]->find(id));
+        for (const crdt::ResetBucket& was : out.reset_buckets)
+          limiters[i]->replica_side().reset(*replicas[i]->find(was.id), was.own);
         for (const crdt::CellId& id : out.changed)
           limiters[i]->replica_side().absorb(*replicas[i]->find(id));
         for (const crdt::Envelope& envelope : out.messages) {

@@ -99,8 +99,6 @@ inline void Limiter::Impl::add(const CompiledRule& compiled, const SeriesId& kno
   if (item.credit->id != id) __builtin_prefetch(item.first, 1);
   item.compiled = &compiled;
   item.id = id;
-  // No small form spares looking at the rule, see consume().
-  if (compiled.bucket_cell && options.replicated) table.prefetch_rule(*item.first);
   item.cost = cost_of(compiled, request);
   item.demand_counted = request.demand_counted;
   if (!compiled.bucket_cell && !compiled.log) item.window = window_at(compiled, id, now);

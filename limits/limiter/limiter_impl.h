@@ -74,6 +74,7 @@ struct Limiter::Impl {
   RulesInForce rules;
   std::mutex sweep_mutex;  // taken with no other lock held
   SweepPass pass;          // with that
+  std::atomic<Nanos> forgotten_until{0};  // of buckets' slots that were born by then some may be
 
   Impl(std::shared_ptr<const RuleSet> first, LimiterOptions given)
       : options(given),
@@ -105,10 +106,9 @@ struct Limiter::Impl {
   /// Sets Item::verdict and Item::compact.
   void assess(const CompiledRule& compiled, Item& item, Nanos now);
 
-  /// What its count or debt was counted by; of small forms.
+  /// What its count or debt was counted by; of small forms that have a number.
   const RuleNumbers::Kept& counted_by(const SeriesEntry& entry) const {
-    return rules.number(entry.form() == Form::bucket ? static_cast<std::uint32_t>(entry.word[1])
-                                                     : table.rule(entry));
+    return rules.number(table.rule(entry));
   }
   Verdict evaluate(const CompiledRule& compiled, const Item& item, std::uint64_t cost, Nanos now);
   /// Until when counts may be missing that this decision would go by; `now` or earlier: none are.
@@ -125,6 +125,53 @@ struct Limiter::Impl {
   Series& general(SeriesEntry& entry, const SeriesId& id);
   /// Item::verdict is from before.
   void consume(const CompiledRule& compiled, Item& item, Nanos now);
+  void consume_general(const CompiledRule& compiled, Item& item, Nanos now);
+
+  // Form::bucket (small_series.h). Of a replicated bucket an entry has what a decision reads, the
+  // debt and when that was; and as long as nobody else consumes from it, the rest as well: its
+  // units, all of them counted by a checkpoint of the last touch, and when its slot was born, which
+  // is a whole second. Otherwise the rest is in a BucketRecord, or it has the general form.
+
+  /// is_compact(), and count_own() can count the cost.
+  [[gnu::always_inline]] inline bool is_small_bucket(const CompiledRule& compiled,
+                                                     const SeriesEntry& entry, std::uint64_t cost,
+                                                     Nanos now) const {
+    return is_compact(compiled, entry) && (!options.replicated || can_count(entry, cost, now));
+  }
+  [[gnu::noinline]] bool can_count(const SeriesEntry& entry, std::uint64_t cost, Nanos now) const;
+  /// After consume_compact(), where buckets are replicated. `remaining` is from before.
+  [[gnu::noinline]] void count_own(const CompiledRule& compiled, SeriesEntry& entry,
+                                   std::uint64_t cost, std::uint64_t remaining);
+  void note_crossed(const CompiledRule& compiled, SeriesEntry& entry, std::uint64_t cost,
+                    std::uint64_t remaining);
+  /// The first consumption from a replicated bucket. False if it must have the general form.
+  bool begin_replicated(const CompiledRule& compiled, SeriesEntry& entry, std::uint64_t cost,
+                        Nanos now);
+  /// All that an entry of the form `bucket` says.
+  BucketCell read_bucket(const SeriesEntry& entry) const;
+  /// Replicated: makes the entry one of the form `bucket` that says the same. False if none can.
+  bool write_bucket(SeriesEntry& entry, const BucketCell& bucket);
+  /// Back to Form::bucket, if that says all there is.
+  void shrink(SeriesEntry& entry);
+  Nanos expiry_of_bucket(const SeriesEntry& entry) const {
+    return entry.bucket.number == SeriesTable::kNoRule
+               ? static_cast<Nanos>(entry.bucket.debt)
+               : entry.time + counted_by(entry).compact.fill_time;
+  }
+  /// Calls `change(bucket)` of the series' bucket, whatever form it has and will have; a new one if
+  /// there is none.
+  template <typename Change>
+  void change_bucket(SeriesEntry& entry, const SeriesId& id, Change change) {
+    if (options.replicated && entry.form() != Form::general && entry.form() != Form::window) {
+      BucketCell bucket;
+      if (entry.form() == Form::bucket) bucket = read_bucket(entry);
+      change(bucket);
+      if (!write_bucket(entry, bucket)) general(entry, id).bucket = bucket;
+      return;
+    }
+    change(general(entry, id).make_bucket());
+    if (options.replicated) shrink(entry);
+  }
 
   /// The cell in which a cost counts.
   static crdt::Epoch epoch_of(const CompiledRule& compiled, const Item& item, Nanos now) {
@@ -331,11 +378,14 @@ struct Limiter::Impl {
   bool absorb(const crdt::Cell& cell, Growth& growth, bool own = false);
   std::size_t let_go(std::size_t most, const ReplicaSide::DurableCount& kept);
   /// The replica has all that the entry has, and warm() names the cells. `until`: when the last of
-  /// them is over.
-  bool is_kept(const SeriesEntry& entry, const ReplicaSide::DurableCount& kept, Nanos& until) const;
+  /// them is over. `born`: the last slot of a bucket whose birth must be known to what comes next,
+  /// as no cell will say it.
+  bool is_kept(const SeriesEntry& entry, const ReplicaSide::DurableCount& kept, Nanos& until,
+               Nanos& born) const;
   bool absorb_small(SeriesEntry& entry, const CellId& id, std::uint64_t others, Growth& growth);
-  void absorb_bucket(Series& series, const crdt::Cell& cell, std::uint64_t total, Growth& growth);
-  void reset(const crdt::Cell& cell);
+  void absorb_bucket(BucketCell& bucket, const crdt::Cell& cell, std::uint64_t total,
+                     Growth& growth) const;
+  void reset(const crdt::Cell& cell, const crdt::Slot& gone);
   void rebase(const crdt::Incarnation& fresh, const ReplicaSide::DurableCount& durable);
 
   // Rights of escrow rules, of series that are in their general form.
@@ -351,6 +401,7 @@ struct Limiter::Impl {
   void mark_durable(const crdt::OwnCount& count);
   /// Durability reserve of a merged rule.
   static void keep_reserve(const CompiledRule& compiled, Item& item, WindowCell& cell);
+  void forget_until(Nanos until);
   std::size_t sweep(Nanos floor);
   std::optional<Nanos> sweep_some(Nanos floor, std::size_t most);
 

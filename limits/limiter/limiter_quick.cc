@@ -128,6 +128,8 @@ inline bool Limiter::Impl::decide_alone(const CompiledRule& compiled, const Seri
       const bool consumes = verdict.allowed && cost > 0;
       if (consumes) [[likely]] {
         consume_compact(compiled, *entry, owed, cost, now);
+        if (options.replicated) [[unlikely]]
+          count_own(compiled, *entry, cost, verdict.remaining);
         if (wants_credit(*entry, work)) [[unlikely]] {
           open_credit(compiled, id, cost, *entry, credit, work, now, verdict);
         }
@@ -259,7 +261,7 @@ inline bool Limiter::Impl::assess_small(Item& item, Nanos now) {
   for (;;) {
     bool assessed = false;
     if (compiled.bucket_cell) {
-      assessed = is_compact(compiled, entry);
+      assessed = is_small_bucket(compiled, entry, item.cost, now);
       if (assessed) item.owed = assess_compact(compiled, entry, item.cost, now, item.verdict);
     } else {
       assessed = entry.form() == Form::window && entry.time <= item.window.start &&
@@ -275,6 +277,8 @@ inline void Limiter::Impl::consume_small(const CompiledRule& compiled, Item& ite
   SeriesEntry& entry = *item.entry;
   if (compiled.bucket_cell) {
     consume_compact(compiled, entry, item.owed, item.cost, now);
+    if (options.replicated) [[unlikely]]
+      count_own(compiled, entry, item.cost, item.verdict.remaining);
   } else if (fits_in_window(entry, item.cost, item.window.start) && !options.replicated) {
     entry.count[0] += static_cast<std::uint32_t>(item.cost);
   } else {
@@ -285,7 +289,7 @@ inline void Limiter::Impl::consume_small(const CompiledRule& compiled, Item& ite
 inline bool Limiter::Impl::assess_bucket_alone(const CompiledRule& compiled, SeriesEntry& entry,
                                                std::uint64_t cost, Nanos now, Owed& owed,
                                                Verdict& verdict) {
-  while (is_compact(compiled, entry)) [[likely]] {
+  while (is_small_bucket(compiled, entry, cost, now)) [[likely]] {
       owed = assess_compact(compiled, entry, cost, now, verdict);
       if (verdict.allowed || !entry.has(SeriesEntry::kCredits)) [[likely]]
         return true;
@@ -335,6 +339,8 @@ void Limiter::Impl::open_credit(const CompiledRule& compiled, SeriesId id, std::
                                 SeriesEntry& entry, Credit& credit, const Local& work, Nanos now,
                                 Verdict before) {
   if (!Credits::is_hot(credit, id)) return;
+  // What others are told of a bucket is when its units were consumed.
+  if (compiled.bucket_cell && options.replicated) return;
   if (compiled.bucket.queue || !table.may_have_credits(entry)) return;
   if (entry.form() == Form::general) return;  // which it may have become just now
   const Item item = item_alone(compiled, id, cost, entry, credit, now);
@@ -359,14 +365,14 @@ void Limiter::Impl::open_credit(const CompiledRule& compiled, SeriesId id, std::
   std::uint64_t per_unit = 1;
   if (compiled.bucket_cell) {
     per_unit = compiled.compact.unit.value();
-    std::uint64_t sure = entry.word[0] - table.open_credits(entry).units * per_unit;
+    std::uint64_t sure = entry.bucket.debt - table.open_credits(entry).units * per_unit;
     until = std::min(until, entry.time + compiled.compact.drain_time(sure) - 1);
     if (until < now + Credits::kMinLifetime) {
       credit.score = 0;  // it is no more than looked at now and then
       return;
     }
-    entry.word[0] += block * per_unit;
-    credit.reset_at = entry.time + compiled.compact.drain_time(entry.word[0]);
+    entry.bucket.debt += block * per_unit;
+    credit.reset_at = entry.time + compiled.compact.drain_time(entry.bucket.debt);
   } else {
     if (block > kMaxSmall - entry.count[0]) return;
     until = std::min(until, item.window.start + item.window.shape.sub - 1);

@@ -46,6 +46,9 @@ void Limiter::Impl::drain_places(std::span<const std::size_t> places,
     SeriesEntry& entry = table.at(place);
     if (!table.lock_any(entry)) continue;
     if (entry.form() == Form::general) prefetch(*entry.series);
+    if (entry.form() == Form::bucket && entry.has(SeriesEntry::kBeside)) {
+      __builtin_prefetch(&table.record(entry));
+    }
     SeriesTable::unlock(entry);
   }
   for (std::size_t place : places) {
@@ -57,7 +60,7 @@ void Limiter::Impl::drain_places(std::span<const std::size_t> places,
 }
 
 void Limiter::Impl::drain_entry(SeriesEntry& entry, std::vector<crdt::OwnCount>& out) {
-  const SeriesId& id = table.id(entry);
+  const SeriesId id = table.id(entry);
   bool urgent = entry.has(SeriesEntry::kUrgent);
   if (entry.form() == Form::window) {
     WindowShape shape = window_shape(rules.number(table.rule(entry)).rule, id);
@@ -68,12 +71,15 @@ void Limiter::Impl::drain_entry(SeriesEntry& entry, std::vector<crdt::OwnCount>&
     if (entry.has(SeriesEntry::kDirty)) {
       out.push_back({{id, shape.epoch(index)}, 0, entry.count[0], {}, urgent});
     }
+    entry.set(SeriesEntry::kDirtyBefore, false);
+  } else if (entry.form() == Form::bucket && entry.has(SeriesEntry::kDirty)) {
+    const BucketCell bucket = read_bucket(entry);
+    out.push_back({{id, crdt::kBucketEpoch}, bucket.birth, bucket.own, bucket.state, urgent});
   } else if (entry.form() == Form::general) {
     drain_series(id, *entry.series, urgent, out);
+    shrink(entry);
   }
-  entry.set(
-      SeriesEntry::kDirty | SeriesEntry::kDirtyBefore | SeriesEntry::kListed | SeriesEntry::kUrgent,
-      false);
+  entry.set(SeriesEntry::kDirty | SeriesEntry::kListed | SeriesEntry::kUrgent, false);
 }
 
 void Limiter::Impl::drain_series(const SeriesId& id, Series& series, bool urgent,
@@ -89,7 +95,6 @@ void Limiter::Impl::drain_series(const SeriesId& id, Series& series, bool urgent
   if (!series.bucket || !series.bucket->dirty) return;
   BucketCell& bucket = *series.bucket;
   bucket.dirty = false;
-  bucket.drained = bucket.own;
   crdt::BucketState state = bucket.state;
   state.checkpoint = bucket.made;
   out.push_back({{id, crdt::kBucketEpoch}, bucket.birth, bucket.own, state, urgent});
@@ -101,7 +106,8 @@ bool Limiter::Impl::absorb(const crdt::Cell& cell, Growth& growth, bool own) {
     if (number != SeriesTable::kNoRule) growth.rule = rules.number(number).identity;
     std::uint64_t total = cell.total();
     if (cell.id.is_bucket()) {
-      absorb_bucket(general(entry, cell.id.series), cell, total, growth);
+      change_bucket(entry, cell.id.series,
+                    [&](BucketCell& bucket) { absorb_bucket(bucket, cell, total, growth); });
       return;
     }
     std::uint64_t others = total - cell.value_of({options.incarnation, 0});
@@ -127,10 +133,10 @@ void Limiter::Impl::cold_for(Nanos until) {
 }
 
 bool Limiter::Impl::is_kept(const SeriesEntry& entry, const ReplicaSide::DurableCount& kept,
-                            Nanos& until) const {
+                            Nanos& until, Nanos& born) const {
   const std::uint32_t number = table.rule(entry);
   const bool known = number != SeriesTable::kNoRule;
-  const SeriesId& id = table.id(entry);
+  const SeriesId id = table.id(entry);
   const auto has = [&](const crdt::Epoch& epoch, std::uint64_t own) {
     until = std::max(until, epoch.expiry);
     return own == 0 || kept({id, epoch}, {options.incarnation, 0}) == own;
@@ -140,17 +146,21 @@ bool Limiter::Impl::is_kept(const SeriesEntry& entry, const ReplicaSide::Durable
     const std::int64_t index = shape.index(entry.time);
     return has(shape.epoch(index), entry.count[0]) && has(shape.epoch(index - 1), entry.count[2]);
   }
+  const auto has_bucket = [&](const BucketCell& bucket) {
+    until = std::max(until, bucket.state.expiry);
+    // Its cell names no slot that was reset, and once it is over nobody asks for it.
+    const auto last = static_cast<Nanos>(bucket.last_birth);
+    if (bucket.own == 0 || bucket.state.expiry - kSecond < last) born = std::max(born, last);
+    const crdt::SlotId slot{options.incarnation, bucket.birth};
+    const bool own = bucket.own == 0 || kept({id, crdt::kBucketEpoch}, slot) == bucket.own;
+    return own && !bucket.dirty && bucket.held == 0;
+  };
+  if (entry.form() == Form::bucket) return has_bucket(read_bucket(entry));
   if (entry.form() != Form::general) return false;
   const Series& series = *entry.series;
   if (!series.escrow.empty() || series.escrow_bucket != nullptr) return false;
   if (known && rules.number(number).rule.algorithm == Algorithm::sliding_log) return false;
-  if (series.bucket) {
-    const BucketCell& bucket = *series.bucket;
-    until = std::max(until, bucket.state.expiry);
-    const crdt::SlotId slot{options.incarnation, bucket.birth};
-    const bool own = bucket.own == 0 || kept({id, crdt::kBucketEpoch}, slot) == bucket.own;
-    if (bucket.dirty || bucket.held > 0 || !own) return false;
-  }
+  if (series.bucket && !has_bucket(*series.bucket)) return false;
   return std::all_of(series.windows.begin(), series.windows.end(), [&](const WindowCell& cell) {
     // Of a series whose rule nobody knows: an instant of a log is hardly ever a whole second.
     const bool named =
@@ -168,7 +178,9 @@ std::size_t Limiter::Impl::let_go(std::size_t most, const ReplicaSide::DurableCo
       return false;
     }
     Nanos until = 0;
-    if (!is_kept(entry, kept, until)) return false;
+    Nanos born = 0;
+    if (!is_kept(entry, kept, until, born)) return false;
+    forget_until(born);
     cold_for(until);
     return true;
   });
@@ -214,9 +226,8 @@ bool Limiter::Impl::absorb_small(SeriesEntry& entry, const CellId& id, std::uint
   return true;
 }
 
-void Limiter::Impl::absorb_bucket(Series& series, const crdt::Cell& cell, std::uint64_t total,
-                                  Growth& growth) {
-  BucketCell& bucket = series.make_bucket();
+void Limiter::Impl::absorb_bucket(BucketCell& bucket, const crdt::Cell& cell, std::uint64_t total,
+                                  Growth& growth) const {
   // Of a series that was let go the own slots are others', and no new one may have their births.
   for (const crdt::Slot& slot : cell.slots) {
     if (slot.id.writer == options.incarnation && bucket.birth == 0)
@@ -229,27 +240,28 @@ void Limiter::Impl::absorb_bucket(Series& series, const crdt::Cell& cell, std::u
   bucket.state.checkpoint.counted = std::min(bucket.state.checkpoint.counted, bucket.total());
 }
 
-void Limiter::Impl::reset(const crdt::Cell& cell) {
+void Limiter::Impl::reset(const crdt::Cell& cell, const crdt::Slot& gone) {
   with_entry(cell.id.series, Make::no, [&](SeriesEntry& entry) {
-    if (entry.form() != Form::general || !entry.series->bucket) return;
-    entry.time = 0;
-    BucketCell& bucket = *entry.series->bucket;
-    std::uint64_t held = bucket.birth == 0 ? 0 : cell.value_of({options.incarnation, bucket.birth});
-    // Of the own units the replica forgot those that it had; it has none that it forgot and
-    // holds.
-    std::uint64_t forgotten = held == 0 ? bucket.drained : 0;
-    crdt::BucketState state = cell.bucket;
-    if (bucket.own == forgotten) {
-      bucket.birth = bucket.own = bucket.drained = forgotten = 0;
-      bucket.made = {};
-    } else if (bucket.own > held) {
-      state.touched = std::max(state.touched, bucket.state.touched);
-      state.expiry = std::max(state.expiry, bucket.state.expiry);
-    }
-    bucket.made.counted = std::min(bucket.made.counted, bucket.own);
-    state.checkpoint.counted = add_saturated(state.checkpoint.counted, forgotten);
-    bucket.others = cell.total() - held;
-    bucket.state = state;
+    if (entry.form() == Form::general && !entry.series->bucket) return;
+    if (entry.form() == Form::unused || entry.form() == Form::window) return;
+    if (entry.form() == Form::general) entry.time = 0;
+    change_bucket(entry, cell.id.series, [&](BucketCell& bucket) {
+      const crdt::SlotId own{options.incarnation, bucket.birth};
+      std::uint64_t held = bucket.birth == 0 ? 0 : cell.value_of(own);
+      std::uint64_t forgotten = gone.id == own ? std::min(gone.value, bucket.own) : 0;
+      crdt::BucketState state = cell.bucket;
+      if (bucket.own == forgotten) {
+        bucket.birth = bucket.own = forgotten = 0;
+        bucket.made = {};
+      } else if (bucket.own > held) {
+        state.touched = std::max(state.touched, bucket.state.touched);
+        state.expiry = std::max(state.expiry, bucket.state.expiry);
+      }
+      bucket.made.counted = std::min(bucket.made.counted, bucket.own);
+      state.checkpoint.counted = add_saturated(state.checkpoint.counted, forgotten);
+      bucket.others = cell.total() - held;
+      bucket.state = state;
+    });
   });
 }
 
@@ -262,8 +274,21 @@ void Limiter::Impl::rebase(const crdt::Incarnation& fresh,
   table.visit_all([&](SeriesEntry& entry) {
     SeriesId id = table.id(entry);
     if (entry.form() == Form::unused) return false;
-    Series& series = general(entry, id);
+    auto leave = [&](BucketCell& bucket) {
+      if (bucket.birth == 0) return;
+      bucket.dirty = leave_behind(bucket, durable({id, crdt::kBucketEpoch}, {old, bucket.birth}));
+      if (!bucket.dirty) bucket.birth = 0;  // the fresh incarnation has no slot yet
+    };
     bool dirty = false;
+    if (entry.form() == Form::bucket) {
+      change_bucket(entry, id, [&](BucketCell& bucket) {
+        leave(bucket);
+        dirty = bucket.dirty;
+      });
+      if (dirty) list(entry);
+      return false;
+    }
+    Series& series = general(entry, id);
     // Rights belong to an incarnation: the driver tells what the fresh one has.
     for (EscrowCell& cell : series.escrow) cell.reset();
     for (WindowCell& cell : series.windows) {
@@ -275,11 +300,9 @@ void Limiter::Impl::rebase(const crdt::Incarnation& fresh,
       cell.ceiling = cell.durable = 0;
       dirty |= cell.dirty;
     }
-    if (series.bucket && series.bucket->birth != 0) {
-      BucketCell& bucket = *series.bucket;
-      bucket.drained = 0;
-      bucket.dirty = leave_behind(bucket, durable({id, crdt::kBucketEpoch}, {old, bucket.birth}));
-      dirty |= bucket.dirty;
+    if (series.bucket) {
+      leave(*series.bucket);
+      dirty |= series.bucket->dirty;
     }
     if (dirty) list(entry);
     return false;
@@ -382,8 +405,16 @@ std::optional<std::uint64_t> Limiter::Impl::absorb_rows(const CellId& id,
   return more;
 }
 
+void Limiter::Impl::forget_until(Nanos until) {
+  Nanos before = forgotten_until.load(std::memory_order_relaxed);
+  while (before < until &&
+         !forgotten_until.compare_exchange_weak(before, until, std::memory_order_relaxed)) {
+  }
+}
+
 std::size_t Limiter::Impl::sweep(Nanos floor) {
   ids.expire(floor);
+  forget_until(floor);
   std::size_t gone = 0;
   rules.reclaim([&](NumbersInUse* in_use) {
     gone = table.visit_all([&](SeriesEntry& entry) {
@@ -401,6 +432,7 @@ std::optional<Nanos> Limiter::Impl::sweep_some(Nanos floor, std::size_t most) {
     pass.floor = floor;
     pass.in_use = rules.begin_reclaim(pass.version);
     ids.expire(floor);
+    forget_until(floor);
   }
   table.visit_some(pass.segment, most, [this](SeriesEntry& entry) {
     if (is_over(entry, pass.floor)) return true;
@@ -427,8 +459,9 @@ bool Limiter::Impl::is_over(SeriesEntry& entry, Nanos floor) {
     case Form::unused:
       return true;
     case Form::window:
+      return are_windows_over(entry, counted_by(entry), floor);
     case Form::bucket:
-      return is_small_over(entry, counted_by(entry), floor);
+      return expiry_of_bucket(entry) <= floor;
     case Form::general:
       break;
   }

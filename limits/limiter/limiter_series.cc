@@ -40,7 +40,8 @@ std::span<const LogEntry> read_log(const Series* series, std::uint64_t most) {
 
 void Limiter::Impl::assess(const CompiledRule& compiled, Item& item, Nanos now) {
   const SeriesEntry* entry = item.entry;
-  item.compact = compiled.compact.fits && entry != nullptr && is_compact(compiled, *entry);
+  item.compact = compiled.compact.fits && entry != nullptr &&
+                 is_small_bucket(compiled, *entry, item.cost, now);
   if (item.compact) {
     item.owed = assess_compact(compiled, *entry, item.cost, now, item.verdict);
     finish_compact(compiled, item.owed, item.cost, false, item.verdict);
@@ -72,8 +73,8 @@ Verdict Limiter::Impl::evaluate(const CompiledRule& compiled, const Item& item, 
   }
   if (compiled.bucket_cell) {
     if (form == Form::bucket) {
-      return evaluate_bucket(compiled.bucket, small_bucket(*entry, counted_by(*entry).bucket),
-                             kSmallTotal, now, cost);
+      const BucketCell bucket = read_bucket(*entry);
+      return evaluate_bucket(compiled.bucket, bucket.state, bucket.total(), now, cost);
     }
     if (series == nullptr || !series->bucket) {
       return evaluate_bucket(compiled.bucket, {}, 0, now, cost);
@@ -126,9 +127,16 @@ Nanos Limiter::Impl::reset_after(const CompiledRule& compiled, const Item& item,
 
 Series& Limiter::Impl::general(SeriesEntry& entry, const SeriesId& id) {
   if (entry.form() == Form::general) return *entry.series;
-  std::unique_ptr<Series> series = entry.form() == Form::unused
-                                       ? std::make_unique<Series>()
-                                       : to_general(entry, id, counted_by(entry));
+  std::unique_ptr<Series> series;
+  if (entry.form() == Form::window) {
+    series = to_general(entry, id, counted_by(entry));
+  } else {
+    series = std::make_unique<Series>();
+  }
+  if (entry.form() == Form::bucket) {
+    series->bucket = read_bucket(entry);
+    table.end_bucket(entry);
+  }
   entry.set(SeriesEntry::kDirty | SeriesEntry::kDirtyBefore, false);
   entry.set_form(Form::general);
   entry.time = 0;
@@ -138,27 +146,35 @@ Series& Limiter::Impl::general(SeriesEntry& entry, const SeriesId& id) {
 
 void Limiter::Impl::consume(const CompiledRule& compiled, Item& item, Nanos now) {
   SeriesEntry& entry = *item.entry;
-  // Small forms were made by a request: they have their rule, and it is on another line.
-  bool small = item.compact || entry.form() == Form::window;
-  if (!small && table.rule(entry) != compiled.number) table.set_rule(entry, compiled.number);
+  if (item.compact && item.mode != Mode::hold) {
+    consume_compact(compiled, entry, item.owed, item.cost, now);
+    if (options.replicated) count_own(compiled, entry, item.cost, item.verdict.remaining);
+    return;
+  }
+  if (entry.form() == Form::bucket) general(entry, item.id);
+  // Small windows were made by a request: they have their rule, and it is on another line.
+  if (entry.form() != Form::window && table.rule(entry) != compiled.number) {
+    table.set_rule(entry, compiled.number);
+  }
   if (item.mode == Mode::hold) {
     hold(compiled, item, now);
-    return;
+  } else {
+    consume_general(compiled, item, now);
   }
-  if (item.compact) {
-    consume_compact(compiled, entry, item.owed, item.cost, now);
-    return;
-  }
+}
+
+void Limiter::Impl::consume_general(const CompiledRule& compiled, Item& item, Nanos now) {
+  SeriesEntry& entry = *item.entry;
   if (compiled.escrow) {
     Series& series = general(entry, item.id);
     note_spent(item, escrow.consume(compiled, item.id, item.window, series, item.cost, now));
     return;
   }
   if (compiled.bucket_cell) {
-    // A replicated bucket's slot has a birth, for which a small one has no room.
-    if (!options.replicated && compiled.compact.fits && entry.form() == Form::unused) {
+    bool fresh = compiled.compact.fits && entry.form() == Form::unused;
+    if (fresh && !options.replicated) {
       begin_compact(compiled, entry, item.cost, now);
-    } else {
+    } else if (!fresh || !begin_replicated(compiled, entry, item.cost, now)) {
       consume_bucket_cell(compiled, general(entry, item.id), item.cost, now);
     }
   } else if (!consume_small_window(compiled, entry, item.window, item.cost, options.replicated)) {
@@ -171,10 +187,134 @@ void Limiter::Impl::consume(const CompiledRule& compiled, Item& item, Nanos now)
     if (options.replicated && compiled.reserve > 0) keep_reserve(compiled, item, cell);
   }
   if (!options.replicated) return;
-  std::uint64_t used = compiled.limit - std::min(compiled.limit, item.verdict.remaining);
-  if (crosses_sync_threshold(used, add_saturated(used, item.cost), compiled.limit))
-    entry.set(SeriesEntry::kUrgent);
+  note_crossed(compiled, entry, item.cost, item.verdict.remaining);
   list(entry);
+}
+
+void Limiter::Impl::note_crossed(const CompiledRule& compiled, SeriesEntry& entry,
+                                 std::uint64_t cost, std::uint64_t remaining) {
+  std::uint64_t used = compiled.limit - std::min(compiled.limit, remaining);
+  if (crosses_sync_threshold(used, add_saturated(used, cost), compiled.limit))
+    entry.set(SeriesEntry::kUrgent);
+}
+
+bool Limiter::Impl::can_count(const SeriesEntry& entry, std::uint64_t cost, Nanos now) const {
+  if (!entry.has(SeriesEntry::kBeside)) return cost <= kMaxSmall - entry.bucket.own;
+  // Before the last touch, which another's clock may have been ahead for, the checkpoint says it.
+  if (now < entry.time) return false;
+  const BucketRecord& record = table.record(entry);
+  return cost <= kMaxInRecord - record.own - record.others;
+}
+
+void Limiter::Impl::count_own(const CompiledRule& compiled, SeriesEntry& entry, std::uint64_t cost,
+                              std::uint64_t remaining) {
+  if (entry.has(SeriesEntry::kBeside)) {
+    BucketRecord& record = table.record(entry);
+    if (record.own == 0) {
+      record.birth = std::max(static_cast<std::uint64_t>(entry.time), record.birth + 1);
+    }
+    record.own += cost;
+    record.uncounted = 0;
+    record.at = entry.time;
+    record.debt = entry.bucket.debt;
+  } else {
+    entry.bucket.own += static_cast<std::uint32_t>(cost);
+  }
+  entry.set(SeriesEntry::kDirty);
+  note_crossed(compiled, entry, cost, remaining);
+  list(entry);
+}
+
+bool Limiter::Impl::begin_replicated(const CompiledRule& compiled, SeriesEntry& entry,
+                                     std::uint64_t cost, Nanos now) {
+  Nanos second = now / kSecond;
+  // Born in the second that has begun: no slot that was forgotten may have been born then.
+  bool sure = second > 0 && second * kSecond > forgotten_until.load(std::memory_order_relaxed);
+  if (!sure || second > Nanos{kMaxSmall} || cost > kMaxSmall) return false;
+  begin_compact(compiled, entry, cost, now);
+  entry.bucket.own = static_cast<std::uint32_t>(cost);
+  table.set_birth(entry, static_cast<std::uint32_t>(second));
+  entry.set(SeriesEntry::kDirty);
+  return true;
+}
+
+BucketCell Limiter::Impl::read_bucket(const SeriesEntry& entry) const {
+  const bool numbered = entry.bucket.number != SeriesTable::kNoRule;
+  const crdt::DebtTicks scale = numbered ? counted_by(entry).compact.scale : 1;
+  BucketCell out;
+  out.state.touched = entry.time;
+  out.state.expiry = expiry_of_bucket(entry);
+  out.dirty = entry.has(SeriesEntry::kDirty);
+  if (entry.has(SeriesEntry::kBeside)) {
+    const BucketRecord& record = table.record(entry);
+    out.own = record.own;
+    out.others = record.others;
+    out.last_birth = record.birth;
+    out.state.checkpoint = {out.total() - record.uncounted, record.at, record.debt * scale};
+  } else {
+    out.own = entry.bucket.own;
+    out.last_birth = options.replicated
+                         ? table.birth(entry) * static_cast<std::uint64_t>(kSecond)
+                         : static_cast<std::uint64_t>(entry.time);
+    out.state.checkpoint = {out.own, entry.time, entry.bucket.debt * scale};
+  }
+  if (out.own > 0) {
+    out.birth = out.last_birth;
+    out.made = out.state.checkpoint;
+  }
+  return out;
+}
+
+bool Limiter::Impl::write_bucket(SeriesEntry& entry, const BucketCell& bucket) {
+  const std::uint32_t number = table.rule(entry);
+  const crdt::BucketState& state = bucket.state;
+  const crdt::Checkpoint& checkpoint = state.checkpoint;
+  const std::uint64_t total = bucket.total();
+  if (bucket.held > 0 || total > kMaxInRecord || checkpoint.counted > total) return false;
+  // What is handed over next is the checkpoint as it stands.
+  if (bucket.dirty && bucket.made != checkpoint) return false;
+  if (bucket.own > 0 && bucket.birth != bucket.last_birth) return false;
+  BucketRecord record{bucket.own,        bucket.others,         bucket.last_birth,
+                      total - checkpoint.counted, checkpoint.at, 0};
+  BucketWords words{static_cast<std::uint64_t>(state.expiry), number, 0};
+  bool alone = false;
+  if (number == SeriesTable::kNoRule) {
+    if (bucket.own > 0 || checkpoint.debt > kMaxInRecord) return false;
+    record.debt = static_cast<std::uint64_t>(checkpoint.debt);
+  } else {
+    const RuleNumbers::Kept& kept = rules.number(number);
+    const CompactBucket& compact = kept.compact;
+    if (!compact.fits || state.expiry != state.touched + compact.fill_time) return false;
+    if (checkpoint.debt > kept.bucket.cap() || checkpoint.debt % compact.scale != 0) return false;
+    record.debt = static_cast<std::uint64_t>(checkpoint.debt / compact.scale);
+    words.debt = static_cast<std::uint64_t>(
+        bucket_debt(kept.bucket, state, total, state.touched) / compact.scale);
+    const std::uint64_t second = bucket.birth / static_cast<std::uint64_t>(kSecond);
+    alone = bucket.own > 0 && bucket.others == 0 && record.uncounted == 0 &&
+            checkpoint.at == state.touched && bucket.own <= kMaxSmall && second <= kMaxSmall &&
+            second * static_cast<std::uint64_t>(kSecond) == bucket.birth;
+    if (alone) {
+      words.own = static_cast<std::uint32_t>(bucket.own);
+      table.drop_record(entry);
+      table.set_birth(entry, static_cast<std::uint32_t>(second));
+    }
+  }
+  if (entry.form() == Form::bucket && entry.has(SeriesEntry::kBeside)) words.own = entry.bucket.own;
+  entry.set_form(Form::bucket);
+  entry.time = state.touched;
+  entry.bucket = words;
+  entry.set(SeriesEntry::kDirty, bucket.dirty);
+  if (!alone) table.put_beside(entry) = record;
+  return true;
+}
+
+void Limiter::Impl::shrink(SeriesEntry& entry) {
+  Series* series = general_form(&entry);
+  if (series == nullptr || !series->bucket || !series->windows.empty() || !series->escrow.empty() ||
+      series->escrow_bucket != nullptr) {
+    return;
+  }
+  if (write_bucket(entry, *series->bucket)) delete series;
 }
 
 void Limiter::Impl::consume_bucket_cell(const CompiledRule& compiled, Series& series,
@@ -207,8 +347,12 @@ std::uint64_t Limiter::Impl::used(const CompiledRule& compiled, const SeriesId& 
     if (compiled.bucket_cell) {
       const BucketShape& shape = compiled.bucket;
       crdt::BucketState state;
-      if (entry.form() == Form::bucket) state = small_bucket(entry, counted_by(entry).bucket);
-      std::uint64_t total = state.checkpoint.counted;
+      std::uint64_t total = 0;
+      if (entry.form() == Form::bucket) {
+        const BucketCell bucket = read_bucket(entry);
+        state = bucket.state;
+        total = bucket.total();
+      }
       if (series != nullptr && series->bucket) {
         const BucketCell& bucket = *series->bucket;
         state = bucket.held > 0 ? with_held(compiled, bucket, now) : bucket.state;

@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 #include <thread>
+#include <utility>
 
 namespace weir {
 namespace {
@@ -41,6 +42,11 @@ struct AskAll {
   AskAll(const AskAll&) = delete;
   AskAll& operator=(const AskAll&) = delete;
 };
+
+/// The slot of an own count; the limiter's incarnation is {1, 1}.
+crdt::Slot slot_of(const crdt::OwnCount& count) {
+  return {{{1, 1}, count.birth}, count.value};
+}
 
 TEST(Limiter, NoRuleMeansYes) {
   Limiter limiter(set({rule("a", 1)}), {});
@@ -373,7 +379,7 @@ TEST(Limiter, ABucketThatWasResetForgetsWhatHadDrained) {
   Nanos later = kNow + kHour;
   crdt::Cell news{out[0].cell, {{{{2, 2}, static_cast<std::uint64_t>(later)}, 3}}, {}};
   news.bucket = {{3, later, static_cast<crdt::DebtTicks>(3 * kMinute)}, later, later + kHour};
-  limiter.replica_side().reset(news);
+  limiter.replica_side().reset(news, slot_of(out[0]));
   EXPECT_EQ(limiter.used(0, ask.request, later), 3u);
   // Three more at the peer are not hidden behind the six that drained.
   news.raise({{2, 2}, static_cast<std::uint64_t>(later)}, 6);
@@ -399,7 +405,7 @@ TEST(Limiter, ABucketThatWasResetKeepsWhatWasNotHandedOver) {
   limiter.check(Ask({{"key", "k"}}, 2).request, later);
   crdt::Cell news{out[0].cell, {{{{2, 2}, static_cast<std::uint64_t>(later)}, 3}}, {}};
   news.bucket = {{3, later, static_cast<crdt::DebtTicks>(3 * kMinute)}, later, later + kHour};
-  limiter.replica_side().reset(news);
+  limiter.replica_side().reset(news, slot_of(out[0]));
   EXPECT_EQ(limiter.used(0, Ask({{"key", "k"}}, 1).request, later), 5u);
   out.clear();
   limiter.replica_side().drain(out, 100);
@@ -448,7 +454,7 @@ TEST(Limiter, ABucketThatWasResetWhileTimeStandsStillGetsAnotherSlot) {
   std::vector<crdt::OwnCount> out;
   ASSERT_TRUE(limiter.check(ask.request, kNow).allowed);
   limiter.replica_side().drain(out, 100);
-  limiter.replica_side().reset(begun_by_peer(out.at(0), 1));
+  limiter.replica_side().reset(begun_by_peer(out.at(0), 1), slot_of(out.at(0)));
   ASSERT_TRUE(limiter.check(Ask({{"key", "k"}}, 2).request, kNow).allowed);
   limiter.replica_side().drain(out, 100);
   ASSERT_EQ(out.size(), 2u);
@@ -468,9 +474,39 @@ TEST(Limiter, ABucketThatWasResetIsForgottenByItsNewEnd) {
   crdt::Cell news = begun_by_peer(out.at(0), 1);
   ASSERT_LT(news.bucket.expiry, out[0].bucket.expiry);
   EXPECT_EQ(limiter.sweep(kNow), 0u);
-  limiter.replica_side().reset(news);
+  limiter.replica_side().reset(news, slot_of(out[0]));
   EXPECT_EQ(limiter.sweep(news.bucket.expiry - 1), 0u);
   EXPECT_EQ(limiter.sweep(news.bucket.expiry), 1u);
+}
+
+/// Such a bucket is over before its second is, and is asked for at no replica then.
+TEST(Limiter, ABucketThatWasLetGoAndIsOverGetsAnotherSlot) {
+  LimiterOptions options;
+  options.replicated = true;
+  options.incarnation = {1, 1};
+  options.max_series = 2;  // one is in no part
+  Rule quick = rule("a", 10, Algorithm::token_bucket);
+  quick.window = 10 * kMillisecond;
+  Limiter limiter(set({quick}), options);
+  std::map<std::pair<crdt::CellId, std::uint64_t>, std::uint64_t> held;
+  std::vector<crdt::OwnCount> out;
+  auto consume = [&](std::string_view key, Nanos now) {
+    ASSERT_TRUE(limiter.check(Ask({{"key", key}}, 1).request, now).allowed);
+    out.clear();
+    limiter.replica_side().drain(out, 100);
+    ASSERT_EQ(out.size(), 1u);
+    EXPECT_GT(out[0].value, std::exchange((held[{out[0].cell, out[0].birth}]), out[0].value));
+  };
+  auto kept = [&](const crdt::CellId& id, const crdt::SlotId& slot) {
+    return held[{id, slot.birth}];
+  };
+  consume("one", kNow);
+  consume("two", kNow);
+  std::size_t gone = limiter.replica_side().let_go(100'000, kept);
+  gone += limiter.replica_side().let_go(100'000, kept);
+  ASSERT_EQ(gone, 1u);
+  consume("one", kNow + kSecond / 2);
+  consume("two", kNow + kSecond / 2);
 }
 
 TEST(Limiter, ABucketIsForgottenOnceItIsFull) {

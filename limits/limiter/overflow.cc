@@ -70,8 +70,7 @@ void Overflow::move_out(const SeriesEntry& entry, const SeriesId& id, const Rule
   Period period;
   std::uint64_t units = 0;
   if (entry.form() == Form::bucket) {
-    CompactBucket compact = CompactBucket::of(kept.bucket);
-    units = compact.unit.ceil(compact.debt(entry, now));
+    units = kept.compact.unit.ceil(kept.compact.debt(entry, now));
     period = period_at(drain_length(kept.bucket), now);
   } else {
     WindowShape shape = window_shape(kept.rule, {});

@@ -65,7 +65,7 @@ struct CompactBucket {
   }
   /// Time behind the entry's last touch counts as the last touch.
   [[gnu::always_inline]] std::uint64_t debt(const SeriesEntry& entry, Nanos now) const {
-    std::uint64_t owed = entry.word[0];
+    std::uint64_t owed = entry.bucket.debt;
     if (now <= entry.time) return owed;
     std::uint64_t passed = static_cast<std::uint64_t>(now) - static_cast<std::uint64_t>(entry.time);
     std::uint64_t drained = 0;

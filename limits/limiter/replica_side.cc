@@ -58,8 +58,8 @@ void ReplicaSide::warm(const Request& request, Nanos now, std::vector<crdt::Cell
   impl_->warm(request, now, out);
 }
 
-void ReplicaSide::reset(const crdt::Cell& cell) {
-  impl_->reset(cell);
+void ReplicaSide::reset(const crdt::Cell& cell, const crdt::Slot& gone) {
+  impl_->reset(cell, gone);
 }
 
 void ReplicaSide::rebase(const crdt::Incarnation& fresh, const DurableCount& durable) {

@@ -31,7 +31,7 @@ std::unique_ptr<RuleNumbers::Kept> RuleNumbers::kept_of(const crdt::SeriesId& id
   kept->rule.enforcement = rule.enforcement;
   if (is_bucket(rule.algorithm)) {
     kept->bucket = bucket_shape(rule);
-    kept->fill_time = kept->bucket.fill_time();
+    kept->compact = CompactBucket::of(kept->bucket);
   }
   return kept;
 }

@@ -10,6 +10,7 @@
 
 #include <weir/crdt/ids.h>
 #include <weir/limits/algorithms/bucket.h>
+#include <weir/limits/limiter/program.h>
 #include <weir/limits/rules/rule.h>
 
 namespace weir {
@@ -43,7 +44,7 @@ class RuleNumbers {
     crdt::SeriesId identity;
     Rule rule;  ///< as far as its cells need it: without texts, match and cost
     BucketShape bucket;
-    Nanos fill_time = 0;  ///< buckets
+    CompactBucket compact;  ///< of buckets, as the one before
   };
 
   RuleNumbers() = default;

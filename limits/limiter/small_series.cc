@@ -23,18 +23,7 @@ void begin_compact(const CompiledRule& compiled, SeriesEntry& entry, std::uint64
                    Nanos now) {
   entry.set_form(Form::bucket);
   entry.time = now;
-  entry.word[0] = units * compiled.compact.unit.value();
-  entry.word[1] = compiled.number;
-}
-
-crdt::BucketState small_bucket(const SeriesEntry& entry, const BucketShape& shape) {
-  CompactBucket compact = CompactBucket::of(shape);
-  crdt::BucketState state;
-  state.checkpoint = {kSmallTotal, entry.time,
-                      static_cast<crdt::DebtTicks>(entry.word[0]) * compact.scale};
-  state.touched = entry.time;
-  state.expiry = entry.time + compact.fill_time;
-  return state;
+  entry.bucket = {units * compiled.compact.unit.value(), compiled.number, kSmallTotal};
 }
 
 std::uint64_t small_count(const SeriesEntry& entry, const WindowShape& shape, std::int64_t index) {
@@ -79,27 +68,18 @@ bool begin_small(const CompiledRule& compiled, SeriesEntry& entry, const WindowA
 std::unique_ptr<Series> to_general(const SeriesEntry& entry, const SeriesId& id,
                                    const RuleNumbers::Kept& kept) {
   auto series = std::make_unique<Series>();
-  if (entry.form() == Form::window) {
-    WindowShape shape = window_shape(kept.rule, id);
-    std::int64_t newest = shape.index(entry.time);
-    auto put = [&](std::int64_t index, const std::uint32_t* counts, std::uint64_t flag) {
-      if (counts[0] == 0 && counts[1] == 0) return;
-      series->windows.push_back({shape.epoch(index), counts[0], counts[1], entry.has(flag)});
-    };
-    put(newest - 1, entry.count + 2, SeriesEntry::kDirtyBefore);
-    put(newest, entry.count, SeriesEntry::kDirty);
-  } else if (entry.form() == Form::bucket) {
-    BucketCell& bucket = series->make_bucket();
-    bucket.birth = bucket.last_birth = static_cast<std::uint64_t>(entry.time);
-    bucket.own = kSmallTotal;
-    bucket.state = small_bucket(entry, kept.bucket);
-    bucket.made = bucket.state.checkpoint;
-  }
+  WindowShape shape = window_shape(kept.rule, id);
+  std::int64_t newest = shape.index(entry.time);
+  auto put = [&](std::int64_t index, const std::uint32_t* counts, std::uint64_t flag) {
+    if (counts[0] == 0 && counts[1] == 0) return;
+    series->windows.push_back({shape.epoch(index), counts[0], counts[1], entry.has(flag)});
+  };
+  put(newest - 1, entry.count + 2, SeriesEntry::kDirtyBefore);
+  put(newest, entry.count, SeriesEntry::kDirty);
   return series;
 }
 
-bool is_small_over(const SeriesEntry& entry, const RuleNumbers::Kept& kept, Nanos floor) {
-  if (entry.form() == Form::bucket) return entry.time + kept.fill_time <= floor;
+bool are_windows_over(const SeriesEntry& entry, const RuleNumbers::Kept& kept, Nanos floor) {
   // Boundaries may be shifted by the series' id; lengths are not.
   WindowShape shape = window_shape(kept.rule, {});
   Nanos lifetime = shape.length(shape.index(entry.time)) * (std::int64_t{shape.previous} + 1);

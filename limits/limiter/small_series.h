@@ -20,8 +20,10 @@
 namespace weir {
 
 inline constexpr std::uint64_t kMaxSmall = std::numeric_limits<std::uint32_t>::max();
-/// Form::bucket: everything was counted here, so its checkpoint counts all, be it this much.
-inline constexpr std::uint64_t kSmallTotal = 1;
+/// Form::bucket, where nothing is replicated: the checkpoint counts all, be it this much.
+inline constexpr std::uint32_t kSmallTotal = 1;
+/// Units and ticks in a BucketRecord are at most this, so that no sum of two overflows.
+inline constexpr std::uint64_t kMaxInRecord = std::numeric_limits<std::int64_t>::max();
 
 /// The window of a series that an instant lies in.
 struct WindowAt {
@@ -46,11 +48,11 @@ struct WindowAt {
   return window;
 }
 
-// Form::bucket, which only is where nothing is replicated.
+// Form::bucket.
 
 /// Its debt is in this rule's ticks.
 inline bool is_compact(const CompiledRule& compiled, const SeriesEntry& entry) {
-  return entry.form() == Form::bucket && entry.word[1] == compiled.number;
+  return entry.form() == Form::bucket && entry.bucket.number == compiled.number;
 }
 
 /// Says whether a cost passes; the rest of the verdict is finish_compact()'s.
@@ -91,7 +93,7 @@ inline bool is_compact(const CompiledRule& compiled, const SeriesEntry& entry) {
 
 [[gnu::always_inline]] inline void consume_compact(const CompiledRule& compiled, SeriesEntry& entry,
                                                    Owed owed, std::uint64_t cost, Nanos now) {
-  entry.word[0] = owed.debt + cost * compiled.compact.unit.value();
+  entry.bucket.debt = owed.debt + cost * compiled.compact.unit.value();
   entry.time = now + owed.ahead;
 }
 
@@ -99,9 +101,6 @@ inline bool is_compact(const CompiledRule& compiled, const SeriesEntry& entry) {
 /// owed beyond it.
 void begin_compact(const CompiledRule& compiled, SeriesEntry& entry, std::uint64_t units,
                    Nanos now);
-
-/// `shape` is what its debt was counted by.
-crdt::BucketState small_bucket(const SeriesEntry& entry, const BucketShape& shape);
 
 // Form::window.
 
@@ -164,11 +163,11 @@ bool consume_small_window(const CompiledRule& compiled, SeriesEntry& entry, cons
 bool begin_small(const CompiledRule& compiled, SeriesEntry& entry, const WindowAt& window,
                  std::uint64_t used, Nanos now);
 
-/// The same series in its general form. `kept` is what the entry's number stands for.
+/// The same windows in their general form. `kept` is what the entry's number stands for.
 std::unique_ptr<Series> to_general(const SeriesEntry& entry, const SeriesId& id,
                                    const RuleNumbers::Kept& kept);
 
-/// No decision at `floor` or later would see a difference if the series were forgotten.
-bool is_small_over(const SeriesEntry& entry, const RuleNumbers::Kept& kept, Nanos floor);
+/// No decision at `floor` or later would see a difference if the windows were forgotten.
+bool are_windows_over(const SeriesEntry& entry, const RuleNumbers::Kept& kept, Nanos floor);
 
 }  // namespace weir

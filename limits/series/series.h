@@ -34,7 +34,6 @@ struct BucketCell {
   std::uint64_t birth = 0;
   std::uint64_t last_birth = 0;  ///< time may stand still, but no two slots may share a birth
   std::uint64_t own = 0;
-  std::uint64_t drained = 0;  ///< of own, handed to the replica
   std::uint64_t others = 0;
   crdt::BucketState state;
   crdt::Checkpoint made;  ///< by the last consumption here: it surely counts all of own

@@ -1,45 +1,33 @@
 #include <weir/limits/series/series_table.h>
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <new>
 #include <thread>
 
+#include <weir/limits/series/mapped.h>
 #include <weir/limits/series/series.h>
 
 namespace weir {
 namespace {
 
 constexpr std::size_t kHugeFrom = 64u << 20;
-constexpr std::size_t kPage = 4096;
 constexpr int kSpins = 64;
 
-/// Takes the memory from the system now. Where the system cannot do so at once, page by page.
-void touch(void* memory, std::size_t bytes) {
-#ifdef MADV_POPULATE_WRITE
-  if (::madvise(memory, bytes, MADV_POPULATE_WRITE) == 0) return;
-#endif
-  auto* at = static_cast<volatile char*>(memory);
-  for (std::size_t i = 0; i < bytes; i += kPage) at[i] = 0;
-}
-
-/// Zeros, taken from the system page by page as they are touched unless `populate`.
 template <typename T>
 T* reserve(std::size_t count, bool populate) {
   std::size_t bytes = count * sizeof(T);
-  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) throw std::bad_alloc();
   // Random places of a large table miss the TLB at every step otherwise.
-  if (bytes >= kHugeFrom) ::madvise(memory, bytes, MADV_HUGEPAGE);
-  if (populate) touch(memory, bytes);
-  return static_cast<T*>(memory);
+  internal::Pages pages = bytes >= kHugeFrom ? internal::Pages::huge : internal::Pages::plain;
+  return static_cast<T*>(internal::map_zeros(bytes, pages, populate));
 }
 
 template <typename T>
 void release(T* memory, std::size_t count) {
-  if (memory != nullptr) ::munmap(static_cast<void*>(memory), count * sizeof(T));
+  internal::unmap_zeros(memory, count * sizeof(T));
+}
+
+/// Where ids are kept a place takes more memory, and a node more time for a series than to find it.
+std::size_t places_for(std::size_t max_series, bool keep_ids) {
+  return max_series + max_series * (keep_ids ? 2 : 3) / 5;
 }
 
 void pause(int& spins) {
@@ -56,17 +44,22 @@ void pause(int& spins) {
 }  // namespace
 
 SeriesTable::SeriesTable(std::size_t max_series, bool keep_ids, bool populate)
-    : shares_(max_series), segments_count_((max_series + max_series * 3 / 5) / kSegment + 1) {
+    : shares_(max_series),
+      segments_count_(places_for(max_series, keep_ids) / kSegment + 1),
+      // Only what is replicated has records.
+      records_(keep_ids ? max_series : 0) {
   std::size_t count = segments_count_ * kSegment;
   try {
     segments_ = reserve<Segment>(segments_count_, populate);
     entries_ = reserve<SeriesEntry>(count, populate);
-    rules_ = reserve<std::uint32_t>(count, populate);
-    if (keep_ids) ids_ = reserve<crdt::SeriesId>(count, populate);
+    if (keep_ids) {
+      known_ = reserve<Known>(count, populate);
+    } else {
+      rules_ = reserve<std::uint32_t>(count, populate);
+    }
   } catch (...) {
     release(segments_, segments_count_);
     release(entries_, count);
-    release(rules_, count);
     throw;
   }
 }
@@ -77,7 +70,7 @@ SeriesTable::~SeriesTable() {
   release(segments_, segments_count_);
   release(entries_, count);
   release(rules_, count);
-  release(ids_, count);
+  release(known_, count);
 }
 
 SeriesEntry* SeriesTable::scan(const crdt::SeriesId& id, SeriesEntry** free) const {
@@ -133,7 +126,7 @@ void SeriesTable::take_back_credits(SeriesEntry& entry) {
   if (entry.form() == Form::window) {
     entry.count[0] -= static_cast<std::uint32_t>(units);
   } else {
-    entry.word[0] -= units;
+    entry.bucket.debt -= units;
   }
   entry.set(SeriesEntry::kCredits, false);
 }
@@ -152,8 +145,13 @@ SeriesEntry* SeriesTable::insert(const crdt::SeriesId& id, std::uint32_t rule, b
     entry->time = content.time;
     entry->word[0] = content.word[0];
     entry->word[1] = content.word[1];
-    rules_[index(*entry)] = rule;
-    if (ids_ != nullptr) ids_[index(*entry)] = id;
+    set_beside(*entry, rule);
+    if (known_ != nullptr) {
+      Known& known = known_[index(*entry)];
+      known.high = id.hi;
+      known.low = static_cast<std::uint16_t>(id.lo & (kNoTag - 1));
+      if (SeriesEntry::tag_of(id.lo) == 0) known.low |= kNoTag;
+    }
     segments_[segment].count().fetch_add(1, std::memory_order_relaxed);
     entry->store(tag(id) << SeriesEntry::kTagShift | content.head | SeriesEntry::kUsed,
                  std::memory_order_release);
@@ -176,7 +174,9 @@ void SeriesTable::remove_unused(SeriesEntry& entry, const crdt::SeriesId& id) {
 }
 
 void SeriesTable::erase(SeriesEntry& entry) {
+  const std::uint32_t number = rule(entry);
   if (entry.form() == Form::general) delete entry.series;
+  drop_record(entry);
   std::size_t place = index(entry);
   std::size_t segment = place / kSegment;
   SeriesEntry* first = entries_ + segment * kSegment;
@@ -190,7 +190,7 @@ void SeriesTable::erase(SeriesEntry& entry) {
     first[at].store(0, std::memory_order_release);
   }
   segments_[segment].count().fetch_sub(1, std::memory_order_relaxed);
-  shares_.give_back(rules_[place]);
+  shares_.give_back(number);
   size_.fetch_sub(1, std::memory_order_relaxed);
 }
 

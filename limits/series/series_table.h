@@ -7,6 +7,7 @@
 
 #include <weir/crdt/ids.h>
 #include <weir/crdt/time.h>
+#include <weir/limits/series/bucket_records.h>
 #include <weir/limits/series/credits.h>
 #include <weir/limits/series/series_shares.h>
 
@@ -18,8 +19,16 @@ struct Series;  // series.h
 enum class Form : std::uint8_t {
   unused = 0,  ///< nothing was consumed or learnt yet
   window = 1,  ///< the newest window and the one before, counts below 2^32
-  bucket = 2,  ///< a bucket that is counted here alone
+  bucket = 2,  ///< a bucket: what it owed at its last touch
   general = 3  ///< anything: a Series beside the table
+};
+
+/// Of an entry: what a bucket is.
+struct BucketWords {
+  std::uint64_t debt;    ///< at SeriesEntry::time, in ticks of the rule (program.h, CompactBucket)
+  std::uint32_t number;  ///< the rule by which `debt` is counted
+  /// Replicated: units in this node's slot. With kBeside: the number of a BucketRecord.
+  std::uint32_t own;
 };
 
 /// One series: half a cache line. `head` is the only part that is read without its lock.
@@ -30,15 +39,17 @@ struct SeriesEntry {
   Nanos time;  ///< window: start of the newest; bucket: last touch; general: not over before
   union {
     std::uint32_t count[4];  ///< window: own, others; the same of the window before
-    std::uint64_t word[2];   ///< bucket: debt at `time`, units of the last consumption
+    BucketWords bucket;
+    std::uint64_t word[2];   ///< all of it
     Series* series;          ///< general
   };
 
   static constexpr std::uint64_t kLocked = 1;
   static constexpr std::uint64_t kListed = 2;        ///< in a list of what to drain
   static constexpr std::uint64_t kUrgent = 4;        ///< crossed a threshold of its limit
-  static constexpr std::uint64_t kDirty = 8;         ///< the newest window has undrained units
-  static constexpr std::uint64_t kDirtyBefore = 16;  ///< the one before has
+  static constexpr std::uint64_t kDirty = 8;         ///< the newest window, or the bucket, has undrained units
+  static constexpr std::uint64_t kDirtyBefore = 16;  ///< the window before has
+  static constexpr std::uint64_t kBeside = 16;       ///< of a bucket: has a BucketRecord
   static constexpr unsigned kFormShift = 5;          ///< two bits
   static constexpr std::uint64_t kErased = 128;   ///< alone: was in use, others may lie behind it
   static constexpr std::uint64_t kCredits = 128;  ///< of one in use: credits are open
@@ -84,7 +95,8 @@ class SeriesTable {
   static constexpr std::size_t kSegment = 1024;
 
   /// Room for `max_series`. Memory is taken when first touched: 36 bytes an entry and 8 entries for
-  /// 5 series; with `keep_ids` 52 bytes an entry. With `populate` it is taken at once. Throws
+  /// 5 series; with `keep_ids` 46 bytes an entry and 7 entries for 5 series, and 48 bytes for each
+  /// bucket that has a record. With `populate` it is taken at once, but for records. Throws
   /// std::bad_alloc.
   SeriesTable(std::size_t max_series, bool keep_ids, bool populate);
   ~SeriesTable();
@@ -190,16 +202,49 @@ class SeriesTable {
   /// Removes an entry that is still unused.
   void remove_unused(SeriesEntry& entry, const crdt::SeriesId& id);
 
-  /// Which rule's it is, as insert() was given it. With its lock.
-  std::uint32_t rule(const SeriesEntry& entry) const { return rules_[index(entry)]; }
+  /// Which rule's it is, as insert() was given it. With its lock. A bucket says so itself: what is
+  /// beside it is for its birth.
+  std::uint32_t rule(const SeriesEntry& entry) const {
+    return entry.form() == Form::bucket ? entry.bucket.number : beside(entry);
+  }
+  /// It turns out to be another rule's. Not of the form `bucket`, whose debt is in its rule's ticks.
   void set_rule(const SeriesEntry& entry, std::uint32_t rule) {
-    std::uint32_t& known = rules_[index(entry)];
+    std::uint32_t known = beside(entry);
     if (known == rule) return;
     shares_.move(known, rule);
-    known = rule;
+    set_beside(entry, rule);
+  }
+  /// Of a bucket that has no record, with `keep_ids`: in which second its slot was born.
+  std::uint32_t birth(const SeriesEntry& entry) const { return beside(entry); }
+  void set_birth(const SeriesEntry& entry, std::uint32_t second) { set_beside(entry, second); }
+  /// An entry of the form `bucket` is about to have another one.
+  void end_bucket(SeriesEntry& entry) {
+    set_beside(entry, entry.bucket.number);
+    drop_record(entry);
   }
   /// Only with `keep_ids`. With its lock.
-  const crdt::SeriesId& id(const SeriesEntry& entry) const { return ids_[index(entry)]; }
+  crdt::SeriesId id(const SeriesEntry& entry) const {
+    const Known& known = known_[index(entry)];
+    std::uint64_t tag = SeriesEntry::tag_of(entry.load());
+    if ((known.low & kNoTag) != 0) tag = 0;
+    return {known.high, tag << SeriesEntry::kTagShift | (known.low & (kNoTag - 1))};
+  }
+
+  /// With the lock of an entry of the form `bucket` with kBeside.
+  BucketRecord& record(const SeriesEntry& entry) const { return records_.at(entry.bucket.own); }
+  /// Gives an entry of the form `bucket` a record, or takes its away.
+  BucketRecord& put_beside(SeriesEntry& entry) {
+    if (!entry.has(SeriesEntry::kBeside)) {
+      entry.bucket.own = records_.take();
+      entry.set(SeriesEntry::kBeside);
+    }
+    return record(entry);
+  }
+  void drop_record(SeriesEntry& entry) {
+    if (entry.form() != Form::bucket || !entry.has(SeriesEntry::kBeside)) return;
+    records_.give_back(entry.bucket.own);
+    entry.set(SeriesEntry::kBeside, false);
+  }
 
   std::size_t index(const SeriesEntry& entry) const {
     return static_cast<std::size_t>(&entry - entries_);
@@ -208,11 +253,7 @@ class SeriesTable {
   /// that only prefetches.)
   [[gnu::always_inline]] void prefetch(std::size_t index) const {
     __builtin_prefetch(&entries_[index], 1);
-    if (ids_ != nullptr) __builtin_prefetch(&ids_[index]);
-  }
-  /// Asks for the memory of rule().
-  [[gnu::always_inline]] void prefetch_rule(const SeriesEntry& entry) const {
-    __builtin_prefetch(&rules_[index(entry)]);
+    if (known_ != nullptr) __builtin_prefetch(&known_[index]);
   }
   /// An entry that was in use and may not be any more.
   SeriesEntry& at(std::size_t index) const { return entries_[index]; }
@@ -269,6 +310,16 @@ class SeriesTable {
     std::atomic_ref<std::uint32_t> count() { return std::atomic_ref(used); }
   };
 
+  /// With `keep_ids`: what makes an entry's tag the whole id, and rule() or birth().
+  struct [[gnu::packed]] Known {
+    std::uint64_t high;
+    std::uint32_t rest;
+    std::uint16_t low;
+  };
+  static_assert(sizeof(Known) == 14);
+  /// Of Known::low: the id has the tag 0, and the entry says 1.
+  static constexpr std::uint16_t kNoTag = 1u << SeriesEntry::kTagShift;
+
   static std::uint64_t tag(const crdt::SeriesId& id) {
     std::uint64_t bits = SeriesEntry::tag_of(id.lo);
     return bits == 0 ? 1 : bits;
@@ -283,6 +334,16 @@ class SeriesTable {
   }
   SeriesEntry* scan(const crdt::SeriesId& id, SeriesEntry** free) const;
   std::uint64_t place(const SeriesEntry& entry) const { return index(entry) + 1; }
+  std::uint32_t beside(const SeriesEntry& entry) const {
+    return known_ != nullptr ? known_[index(entry)].rest : rules_[index(entry)];
+  }
+  void set_beside(const SeriesEntry& entry, std::uint32_t word) {
+    if (known_ != nullptr) {
+      known_[index(entry)].rest = word;
+    } else {
+      rules_[index(entry)] = word;
+    }
+  }
   void take_back_credits(SeriesEntry& entry);
   bool wait_and_lock(SeriesEntry& entry, const crdt::SeriesId& id) const;
   SeriesEntry* look_and_lock(const crdt::SeriesId& id);
@@ -294,8 +355,9 @@ class SeriesTable {
   const std::size_t segments_count_;
   Segment* segments_ = nullptr;
   SeriesEntry* entries_ = nullptr;
-  std::uint32_t* rules_ = nullptr;
-  crdt::SeriesId* ids_ = nullptr;
+  std::uint32_t* rules_ = nullptr;  // or
+  Known* known_ = nullptr;          // with `keep_ids`
+  BucketRecords records_;
   std::atomic<std::size_t> size_{0};
   std::atomic<std::size_t> next_look_{0};
   Credits credits_;

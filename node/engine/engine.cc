@@ -352,8 +352,8 @@ void Engine::dispatch() {
     last_write_ = std::max(last_write_, write.id);
     store_->append(std::move(write));
   }
-  for (const crdt::CellId& id : out.reset_buckets) {
-    if (replica_->read(id, cell_)) limiter_->replica_side().reset(cell_);
+  for (const crdt::ResetBucket& was : out.reset_buckets) {
+    if (replica_->read(was.id, cell_)) limiter_->replica_side().reset(cell_, was.own);
   }
   for (const crdt::OwnCount& count : out.durable) escrow_->mark_durable(count);
   for (const crdt::CellId& id : out.changed) {
