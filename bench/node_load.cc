@@ -31,7 +31,7 @@ int main(int argc, char** argv) {
       ->required()
       ->check(CLI::IsMember(parts));
   app.add_flag("--quick", quick, "a million keys and not ten, shorter rounds");
-  app.add_flag("--full", full, "the part full is measured, with 100 million keys");
+  app.add_flag("--full", full, "the part full is measured, with 100 million keys or --keys");
   app.add_option("--keys", keys, "instead of ten million, or one");
   app.add_option("--node", program, "weir-node to measure");
   app.add_option("--scratch", scratch, "where stores are: on the disk to measure");
@@ -39,7 +39,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   NodeBenchOptions options = quick ? NodeBenchOptions::quick() : NodeBenchOptions();
   if (keys > 0) options.keys = keys;
-  options.full_keys = full ? 100'000'000 : 0;
+  if (full) options.full_keys = keys > 0 ? keys : 100'000'000;
   options.program = std::filesystem::absolute(program);
   options.scratch = fmt::format("{}/weir-node-bench-{}", scratch, ::getpid());
   int code = 0;

@@ -166,7 +166,7 @@ struct Limiter::Impl {
       BucketCell bucket;
       if (entry.form() == Form::bucket) bucket = read_bucket(entry);
       change(bucket);
-      if (!write_bucket(entry, bucket)) general(entry, id).bucket = bucket;
+      if (!write_bucket(entry, bucket)) general(entry, id).make_bucket() = bucket;
       return;
     }
     change(general(entry, id).make_bucket());

@@ -134,7 +134,7 @@ Series& Limiter::Impl::general(SeriesEntry& entry, const SeriesId& id) {
     series = std::make_unique<Series>();
   }
   if (entry.form() == Form::bucket) {
-    series->bucket = read_bucket(entry);
+    series->make_bucket() = read_bucket(entry);
     table.end_bucket(entry);
   }
   entry.set(SeriesEntry::kDirty | SeriesEntry::kDirtyBefore, false);

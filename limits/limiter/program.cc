@@ -98,7 +98,7 @@ CompiledRule compile(const Rule& rule, std::uint32_t number, const SeriesId& ide
     shape.phase = 0;
     compiled.window = shape;
   }
-  compiled.small = compiled.compact.fits || compiled.plain_windows;
+  compiled.small = (compiled.compact.fits && !compiled.escrow) || compiled.plain_windows;
   return compiled;
 }
 

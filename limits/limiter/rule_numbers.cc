@@ -31,7 +31,8 @@ std::unique_ptr<RuleNumbers::Kept> RuleNumbers::kept_of(const crdt::SeriesId& id
   kept->rule.enforcement = rule.enforcement;
   if (is_bucket(rule.algorithm)) {
     kept->bucket = bucket_shape(rule);
-    kept->compact = CompactBucket::of(kept->bucket);
+    // Rights are no matter of debt: no series of an escrow rule is kept as one.
+    if (rule.enforcement != Enforcement::escrow) kept->compact = CompactBucket::of(kept->bucket);
   }
   return kept;
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include <weir/crdt/cell.h>
@@ -52,13 +51,13 @@ struct BucketCell {
 /// A series in its general form: everything that does not fit an Entry of the table. Guarded by
 /// that entry's lock.
 struct Series {
-  std::optional<BucketCell> bucket;  ///< here, and not beside: each way is a cache miss
-  std::vector<WindowCell> windows;   ///< by start, oldest first
+  std::unique_ptr<BucketCell> bucket;  ///< rarely here: see Form::bucket
+  std::vector<WindowCell> windows;     ///< by start, oldest first
   std::vector<EscrowCell> escrow;    ///< the same for an escrow rule, which has no `windows`
   std::unique_ptr<EscrowBucket> escrow_bucket;  ///< and `escrow` its lending periods
 
   BucketCell& make_bucket() {
-    if (!bucket) bucket.emplace();
+    if (!bucket) bucket = std::make_unique<BucketCell>();
     return *bucket;
   }
   WindowCell* find(const crdt::Epoch& epoch) {
