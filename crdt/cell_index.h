@@ -35,8 +35,8 @@ class CellIndex {
   }
 
   void insert(std::uint32_t hash, RecordRef ref) {
-    if ((size_ + 1) * 8 > homes_ * 7) resize(homes_ + homes_ / 4 + 4);
-    while (!place(hash, ref)) resize(homes_ + homes_ / 4 + 4);
+    if ((size_ + 1) * 8 > homes_ * 7) resize(grown(hash));
+    while (!place(hash, ref)) resize(grown(hash));
     ++size_;
   }
 
@@ -100,6 +100,12 @@ class CellIndex {
   };
   static constexpr std::size_t kSmall = 16;
   static constexpr std::size_t kAhead = 12;
+
+  /// Some fifth to a quarter more, as chance has it: indices that fill alike do not all grow in
+  /// the same moment.
+  std::size_t grown(std::uint32_t hash) const {
+    return homes_ + homes_ / 5 + (homes_ / 1024) * (hash % 64) + 4;
+  }
 
   /// Where an entry stands if there is room: rises with the hash.
   std::size_t home(std::uint32_t hash) const {

@@ -38,6 +38,7 @@ class BenchNode {
     std::string directory;  ///< of this node alone
     std::string rules;      ///< the text
     std::uint64_t max_series = 1'000'000;
+    bool populate = false;  ///< takes the limiter's memory at the start
     bool storage = false;
     std::vector<NodePorts> members;  ///< itself and its peers, named node-0, node-1 …
     std::size_t self = 0;            ///< which of them it is
