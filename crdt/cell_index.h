@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -9,16 +10,13 @@
 
 namespace weir::crdt {
 
-/// References to records by a hash of 32 bits: open addressing with linear probing, in which
-/// entries stand in the order of their hashes (Amble and Knuth, "Ordered hash tables", 1974). So a
-/// search ends early, growing is one pass from front to back that reads no record, a walk is in
-/// the order of hashes, and one that was interrupted goes on from a hash, whatever has come and
-/// gone in between. Takes 9 to 11 bytes an entry. Not thread-safe.
-///
-/// The caller hashes, with a secret where strangers choose what is held.
-class CellIndex {
+namespace internal {
+
+/// A sixteenth of a CellIndex: the entries whose hashes begin alike.
+class IndexPart {
  public:
-  /// The entry with this hash of which `same(ref)` is true, or 0.
+  static constexpr unsigned kPrefix = 4;  ///< bits that all hashes here have in common
+
   template <typename Same>
   RecordRef find(std::uint32_t hash, Same same) const {
     for (std::size_t at = first(hash); at < places_.size(); ++at) {
@@ -29,7 +27,6 @@ class CellIndex {
     return 0;
   }
 
-  /// Brings what find() reads first closer.
   void prefetch(std::uint32_t hash) const {
     if (!places_.empty()) __builtin_prefetch(&places_[home(hash)]);
   }
@@ -40,7 +37,6 @@ class CellIndex {
     ++size_;
   }
 
-  /// It must be here.
   void erase(std::uint32_t hash, RecordRef ref) {
     std::size_t hole = find_place(hash, ref);
     // What stands behind the place where it would be now moves up.
@@ -51,10 +47,14 @@ class CellIndex {
     }
     places_[hole] = {};
     --size_;
-    if (homes_ > kSmall && size_ * 4 < homes_) resize(size_ * 3 / 2 + 4);
+    if (size_ == 0) {
+      places_ = std::vector<Place>();
+      homes_ = 0;
+    } else if (homes_ > kSmall && size_ * 4 < homes_) {
+      resize(size_ * 3 / 2 + 4);
+    }
   }
 
-  /// The record moved.
   void replace(std::uint32_t hash, RecordRef from, RecordRef to) {
     places_[find_place(hash, from)].ref = to;
   }
@@ -62,14 +62,10 @@ class CellIndex {
   std::size_t size() const { return size_; }
   std::size_t bytes() const { return places_.capacity() * sizeof(Place); }
 
-  /// Calls visit(ref) for entries with hashes from `from` on, in their order, until it returns
-  /// false: then the hash of that entry is returned; else 2^32. `visit` must not change the index.
-  /// `ahead(ref)` is called some entries before visit(ref).
   template <typename Ahead, typename Visit>
-  std::uint64_t walk(std::uint64_t from, Ahead ahead, Visit visit) const {
-    if (places_.empty() || from > kEnd) return kEnd;
-    std::size_t at = from == kEnd ? places_.size() : first(static_cast<std::uint32_t>(from));
-    for (; at < places_.size(); ++at) {
+  std::uint64_t walk(std::uint32_t from, Ahead ahead, Visit visit) const {
+    if (places_.empty()) return kEnd;
+    for (std::size_t at = first(from); at < places_.size(); ++at) {
       const Place& place = places_[at];
       if (at + kAhead < places_.size() && places_[at + kAhead].ref != 0) {
         ahead(places_[at + kAhead].ref);
@@ -81,7 +77,6 @@ class CellIndex {
   }
   static constexpr std::uint64_t kEnd = std::uint64_t{1} << 32;
 
-  /// Takes out any one entry, the last; 0 if there is none. What is left can only be taken out.
   RecordRef take_last() {
     while (!places_.empty()) {
       RecordRef ref = places_.back().ref;
@@ -101,15 +96,15 @@ class CellIndex {
   static constexpr std::size_t kSmall = 16;
   static constexpr std::size_t kAhead = 12;
 
-  /// Some fifth to a quarter more, as chance has it: indices that fill alike do not all grow in
-  /// the same moment.
+  /// Some fifth to a quarter more, as chance has it: parts that fill alike do not all grow in the
+  /// same moment.
   std::size_t grown(std::uint32_t hash) const {
     return homes_ + homes_ / 5 + (homes_ / 1024) * (hash % 64) + 4;
   }
 
   /// Where an entry stands if there is room: rises with the hash.
   std::size_t home(std::uint32_t hash) const {
-    return static_cast<std::size_t>((std::uint64_t{hash} * homes_) >> 32);
+    return static_cast<std::size_t>((std::uint64_t{hash << kPrefix} * homes_) >> 32);
   }
 
   /// Where the entries with this hash begin, if there are any.
@@ -142,7 +137,7 @@ class CellIndex {
     std::vector<Place> old = std::move(places_);
     homes_ = homes;
     // Behind the last home, for what is pushed there.
-    places_ = std::vector<Place>(homes + std::min<std::size_t>(homes, 64));
+    places_ = std::vector<Place>(homes + std::min<std::size_t>(homes / 8 + 4, 64));
     std::size_t behind = 0;  // the last one placed
     for (const Place& each : old) {
       if (each.ref == 0) continue;
@@ -156,6 +151,85 @@ class CellIndex {
   std::vector<Place> places_;
   std::size_t homes_ = 0;
   std::size_t size_ = 0;
+};
+
+}  // namespace internal
+
+/// References to records by a hash of 32 bits: open addressing with linear probing, in which
+/// entries stand in the order of their hashes (Amble and Knuth, "Ordered hash tables", 1974). So a
+/// search ends early, growing is one pass from front to back that reads no record, a walk is in
+/// the order of hashes, and one that was interrupted goes on from a hash, whatever has come and
+/// gone in between. Grows in parts, so that no insertion moves more than a sixteenth. Takes 9 to 11
+/// bytes an entry. Not thread-safe.
+///
+/// The caller hashes, with a secret where strangers choose what is held.
+class CellIndex {
+  using Part = internal::IndexPart;
+
+ public:
+  /// The entry with this hash of which `same(ref)` is true, or 0.
+  template <typename Same>
+  RecordRef find(std::uint32_t hash, Same same) const {
+    return part(hash).find(hash, same);
+  }
+  /// Brings what find() reads first closer.
+  void prefetch(std::uint32_t hash) const { part(hash).prefetch(hash); }
+  void insert(std::uint32_t hash, RecordRef ref) {
+    part(hash).insert(hash, ref);
+    ++size_;
+  }
+  /// It must be here.
+  void erase(std::uint32_t hash, RecordRef ref) {
+    part(hash).erase(hash, ref);
+    --size_;
+  }
+  /// The record moved.
+  void replace(std::uint32_t hash, RecordRef from, RecordRef to) {
+    part(hash).replace(hash, from, to);
+  }
+  std::size_t size() const { return size_; }
+  std::size_t bytes() const {
+    std::size_t sum = 0;
+    for (const Part& part : parts_) sum += part.bytes();
+    return sum;
+  }
+
+  static constexpr std::uint64_t kEnd = Part::kEnd;
+  /// Calls visit(ref) for entries with hashes from `from` on, in their order, until it returns
+  /// false: then the hash of that entry is returned; else kEnd. `visit` must not change the index.
+  /// `ahead(ref)` is called some entries before visit(ref).
+  template <typename Ahead, typename Visit>
+  std::uint64_t walk(std::uint64_t from, Ahead ahead, Visit visit) const {
+    while (from < kEnd) {
+      auto hash = static_cast<std::uint32_t>(from);
+      std::uint64_t stopped = part(hash).walk(hash, ahead, visit);
+      if (stopped != kEnd) return stopped;
+      from = ((from >> kShift) + 1) << kShift;
+    }
+    return kEnd;
+  }
+
+  /// Takes out any one entry; 0 if there is none. What is left can only be taken out.
+  RecordRef take_last() {
+    while (taken_ < parts_.size()) {
+      if (RecordRef ref = parts_[taken_].take_last(); ref != 0) {
+        --size_;
+        return ref;
+      }
+      ++taken_;
+    }
+    return 0;
+  }
+
+ private:
+  static constexpr unsigned kShift = 32 - Part::kPrefix;
+
+  const Part& part(std::uint32_t hash) const { return parts_[hash >> kShift]; }
+  Part& part(std::uint32_t hash) { return parts_[hash >> kShift]; }
+
+  std::array<Part, 1u << Part::kPrefix> parts_;
+  std::size_t size_ = 0;
+  std::size_t taken_ = 0;  // by take_last(): parts before this one are empty
 };
 
 }  // namespace weir::crdt

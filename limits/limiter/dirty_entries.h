@@ -37,7 +37,11 @@ class DirtyEntries {
         std::size_t count = 0;
         {
           std::lock_guard lock(stripe.mutex);
-          if (stripe.indices.empty()) break;
+          if (stripe.indices.empty()) {
+            // Memory that a burst took; what is usual stays.
+            if (stripe.indices.capacity() > kKept) stripe.indices = std::vector<std::size_t>();
+            break;
+          }
           std::size_t most = std::min(kTogether, room());
           if (most == 0) {
             next_.store(number, std::memory_order_relaxed);
@@ -56,6 +60,7 @@ class DirtyEntries {
 
  private:
   static constexpr std::size_t kTogether = 16;
+  static constexpr std::size_t kKept = 1u << 16;
   struct alignas(64) Stripe {
     std::mutex mutex;
     std::vector<std::size_t> indices;
