@@ -39,7 +39,8 @@ class CellStore {
  public:
   /// `seed`: secret, where strangers choose ids.
   /// `self`: the incarnation of most slots; those take the least room.
-  explicit CellStore(std::uint64_t seed, const Incarnation& self = {}) : seed_(seed), buckets_(arena_) {
+  explicit CellStore(std::uint64_t seed, const Incarnation& self = {})
+      : seed_(seed), buckets_(arena_) {
     writers_.number_of(self);
   }
 

@@ -76,8 +76,7 @@ inline void set_packed_stamp(std::byte* record, std::uint64_t stamp) {
 inline bool is_packed(const std::byte* record, const Lifetimes& lifetimes, const CellId& id) {
   if (head_of(record).series != id.series) return false;
   bool bucket = is_packed_bucket(record);
-  return bucket || id.is_bucket() ? bucket == id.is_bucket()
-                                  : packed_id(record, lifetimes) == id;
+  return bucket || id.is_bucket() ? bucket == id.is_bucket() : packed_id(record, lifetimes) == id;
 }
 
 }  // namespace weir::crdt

@@ -443,9 +443,7 @@ struct Counting {
   }
 };
 
-LAW(42, "how a replicated bucket is kept in memory does not show", "others' counts", "denied",
-    "a clock behind a peer's", "reset", "another limit", "held", "under a fresh incarnation",
-    "swept", "drained", "counts beyond 32 bits") {
+Rule any_bucket() {
   Rule rule;
   rule.domain = "api";
   rule.name = "r";
@@ -454,98 +452,134 @@ LAW(42, "how a replicated bucket is kept in memory does not show", "others' coun
   rule.window = *one_of<Nanos>({kSecond, kMinute, kDay, 7 * kMillisecond}).as("window");
   rule.limit = *one_of<std::uint64_t>({6, 10, 7, 1ull << 33}).as("limit");
   rule.burst = rule.limit;
-  const bool huge = rule.limit > 100;
-  auto rules = rule_set({rule});
-  Counting small(rules, 1);
-  Counting general(rules, 2);
-  Counting other(rules, 3);
+  return rule;
+}
+
+/// One bucket in two limiters, in one of them always in its general form, and what others consume.
+struct TwoForms {
+  const Rule rule = any_bucket();
+  const std::shared_ptr<const RuleSet> rules = rule_set({rule});
+  Counting small{rules, 1};
+  Counting general{rules, 2};
+  Counting other{rules, 3};
   std::vector<Entry> entries{{"key", "k"}, {"method", "GET"}};
   Request request{"api", entries, 1};
   Nanos now = kStart;
-  auto both = [&](auto what) {
+
+  template <typename What>
+  auto both(What what) {
     auto one = what(small);
     make_general(general.limiter, 0, request);
     auto two = what(general);
     make_general(general.limiter, 0, request);
     RC_ASSERT(one == two);
     return one;
-  };
+  }
+  /// By a clock that may be ahead.
+  void others_consume() {
+    other.limiter.check(request, now + *one_of<Nanos>({0, 0, kMillisecond, kSecond}));
+    other.drain();
+  }
+  void hear_others() {
+    if (other.cell.slots.empty()) return;
+    const bool reset = both([&](Counting& each) { return each.hear(other.cell); });
+    reached("reset", reset);
+    reached("others' counts");
+    reached("a clock behind a peer's", other.cell.bucket.touched > now);
+  }
+  void others_hear() {
+    if (small.cell.slots.empty()) return;
+    Cell told = small.cell;
+    for (crdt::Slot& slot : told.slots) slot.id.writer.hi += 10;
+    other.hear(told);
+  }
+  void drain() {
+    auto counts = both([](Counting& each) { return each.drain(); });
+    reached("drained", !counts.empty());
+    reached("counts beyond 32 bits", !counts.empty() && counts[0].total() >> 32 != 0);
+  }
+  void sweep() {
+    const Nanos floor = now - *one_of<Nanos>({0, kSecond, kSecond});
+    other.limiter.sweep(floor);
+    general.limiter.sweep(floor);  // which may have an entry of windows alone
+    reached("swept", small.limiter.sweep(floor) > 0);
+  }
+  void reload() {
+    Rule changed = rule;
+    changed.limit = changed.burst = rule.limit + *between<std::uint64_t>(0, 2);
+    auto next = rule_set({changed});
+    small.limiter.reload(next);
+    general.limiter.reload(next);
+    reached("another limit", changed.limit != rule.limit);
+  }
+  void hold_and_settle() {
+    const std::uint64_t used = *between<std::uint64_t>(0, 2);
+    const Nanos later = now + *between<Nanos>(0, rule.window);
+    const bool held = both([&](Counting& each) {
+      Decision decision;
+      Ticket ticket = each.limiter.reserve(request, now, kHour, decision);
+      std::uint64_t before = each.limiter.used(0, request, now);
+      each.limiter.settle(ticket, used, later);
+      return decision.allowed && before > 0 && request.hits > 0;
+    });
+    now = later;
+    reached("held", held);
+  }
+  void rebase() {
+    if (!*chance(30)) return;
+    small.rebase();
+    general.rebase();
+    reached("under a fresh incarnation");
+  }
+};
+
+LAW(42, "how a replicated bucket is kept in memory does not show", "others' counts", "denied",
+    "a clock behind a peer's", "reset", "another limit", "held", "under a fresh incarnation",
+    "swept", "drained", "counts beyond 32 bits") {
+  TwoForms two;
+  const Nanos window = two.rule.window;
   for (int step = *between(1, 40).as("steps"); step > 0; --step) {
-    now += *rc::gen::weightedOneOf<Nanos>({{5, between<Nanos>(0, rule.window / 4)},
-                                           {2, between<Nanos>(0, 3 * rule.window)},
-                                           {1, between<Nanos>(0, 5 * kSecond)}});
-    request.hits = huge ? *one_of<std::uint64_t>({1, 1ull << 31, 1ull << 32, 3'000'000'000})
-                        : *between<std::uint64_t>(0, 3);
-    make_general(general.limiter, 0, request);
+    two.now += *rc::gen::weightedOneOf<Nanos>({{5, between<Nanos>(0, window / 4)},
+                                               {2, between<Nanos>(0, 3 * window)},
+                                               {1, between<Nanos>(0, 5 * kSecond)}});
+    two.request.hits = two.rule.limit > 100
+                           ? *one_of<std::uint64_t>({1, 1ull << 31, 1ull << 32, 3'000'000'000})
+                           : *between<std::uint64_t>(0, 3);
+    make_general(two.general.limiter, 0, two.request);
     switch (*between(0, 11)) {
-      case 0:  // others consume, by a clock that may be ahead
-        other.limiter.check(request, now + *one_of<Nanos>({0, 0, kMillisecond, kSecond}));
-        other.drain();
-        [[fallthrough]];
-      case 1: {
-        if (other.cell.slots.empty()) break;
-        bool reset = both([&](Counting& each) { return each.hear(other.cell); });
-        reached("reset", reset);
-        reached("others' counts");
-        reached("a clock behind a peer's", other.cell.bucket.touched > now);
+      case 0:
+        two.others_consume();
+        two.hear_others();
         break;
-      }
-      case 2:  // and learn what is counted here
-        if (!small.cell.slots.empty()) {
-          Cell told = small.cell;
-          for (crdt::Slot& slot : told.slots) slot.id.writer.hi += 10;
-          other.hear(told);
-        }
+      case 1:
+        two.hear_others();
         break;
-      case 3: {
-        auto counts = both([](Counting& each) { return each.drain(); });
-        reached("drained", !counts.empty());
-        reached("counts beyond 32 bits", !counts.empty() && counts[0].total() >> 32 != 0);
+      case 2:
+        two.others_hear();
         break;
-      }
-      case 4: {
-        Nanos floor = now - *one_of<Nanos>({0, kSecond, kSecond});
-        other.limiter.sweep(floor);
-        general.limiter.sweep(floor);  // which may have an entry of windows alone
-        reached("swept", small.limiter.sweep(floor) > 0);
+      case 3:
+        two.drain();
         break;
-      }
-      case 5: {
-        Rule changed = rule;
-        changed.limit = changed.burst = rule.limit + *between<std::uint64_t>(0, 2);
-        auto next = rule_set({changed});
-        small.limiter.reload(next);
-        general.limiter.reload(next);
-        reached("another limit", changed.limit != rule.limit);
+      case 4:
+        two.sweep();
         break;
-      }
-      case 6: {
-        std::uint64_t used = *between<std::uint64_t>(0, 2);
-        Nanos later = now + *between<Nanos>(0, rule.window);
-        bool held = both([&](Counting& each) {
-          Decision decision;
-          Ticket ticket = each.limiter.reserve(request, now, kHour, decision);
-          std::uint64_t before = each.limiter.used(0, request, now);
-          each.limiter.settle(ticket, used, later);
-          return decision.allowed && before > 0 && request.hits > 0;
-        });
-        now = later;
-        reached("held", held);
+      case 5:
+        two.reload();
         break;
-      }
+      case 6:
+        two.hold_and_settle();
+        break;
       case 7:
-        if (!*chance(30)) break;
-        small.rebase();
-        general.rebase();
-        reached("under a fresh incarnation");
+        two.rebase();
         break;
       default:
-        reached("denied",
-                !std::get<0>(both([&](Counting& each) { return each.ask(request, now); })));
+        reached(
+            "denied",
+            !std::get<0>(two.both([&](Counting& each) { return each.ask(two.request, two.now); })));
     }
-    both([&](Counting& each) { return each.limiter.used(0, request, now); });
+    two.both([&](Counting& each) { return each.limiter.used(0, two.request, two.now); });
   }
-  both([](Counting& each) { return each.drain(); });
+  two.drain();
 }
 
 }  // namespace

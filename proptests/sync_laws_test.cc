@@ -593,8 +593,7 @@ LAW(40, "an own bucket slot that was forgotten comes back as anybody's, without 
   };
   give(news);
   RC_ASSERT(*replica.find(id) == news);
-  RC_ASSERT(replica.take().reset_buckets ==
-            (std::vector<crdt::ResetBucket>{{id, old.slots[0]}}));
+  RC_ASSERT(replica.take().reset_buckets == (std::vector<crdt::ResetBucket>{{id, old.slots[0]}}));
   if (*chance(50)) {
     count(later + 1, 1);
     reached("counted anew under a new slot");

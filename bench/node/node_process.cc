@@ -66,9 +66,11 @@ void BenchNode::write_config() const {
       "cluster: {{name: bench, secret: not-a-secret-for-real-use}}\nregion: local\nnode: node-{}\n"
       "listen: {{peers: '127.0.0.1:{}', clients: '127.0.0.1:{}', http: '127.0.0.1:{}', admin: "
       "'127.0.0.1:{}'}}\n"
-      "threads: 1\nrules: rules.yaml\nlog: {{level: warn}}\nmax_series: {}\npopulate: {}\nstorage: {}\n",
+      "threads: 1\nrules: rules.yaml\nlog: {{level: warn}}\nmax_series: {}\npopulate: {}\nstorage: "
+      "{}\n",
       options_.self, ports().peers, ports().clients, ports().http, ports().admin,
-      options_.max_series, options_.populate, options_.storage ? "{path: data, map_size: 64GiB}" : "none");
+      options_.max_series, options_.populate,
+      options_.storage ? "{path: data, map_size: 64GiB}" : "none");
   if (options_.members.size() > 1) out << "peers:\n";
   for (std::size_t i = 0; i < options_.members.size(); ++i) {
     if (i == options_.self) continue;

@@ -72,8 +72,8 @@ struct Limiter::Impl {
   Unmet unmet;
   EscrowBook escrow;
   RulesInForce rules;
-  std::mutex sweep_mutex;  // taken with no other lock held
-  SweepPass pass;          // with that
+  std::mutex sweep_mutex;                 // taken with no other lock held
+  SweepPass pass;                         // with that
   std::atomic<Nanos> forgotten_until{0};  // of buckets' slots that were born by then some may be
 
   Impl(std::shared_ptr<const RuleSet> first, LimiterOptions given)

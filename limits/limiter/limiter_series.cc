@@ -253,9 +253,8 @@ BucketCell Limiter::Impl::read_bucket(const SeriesEntry& entry) const {
     out.state.checkpoint = {out.total() - record.uncounted, record.at, record.debt * scale};
   } else {
     out.own = entry.bucket.own;
-    out.last_birth = options.replicated
-                         ? table.birth(entry) * static_cast<std::uint64_t>(kSecond)
-                         : static_cast<std::uint64_t>(entry.time);
+    out.last_birth = options.replicated ? table.birth(entry) * static_cast<std::uint64_t>(kSecond)
+                                        : static_cast<std::uint64_t>(entry.time);
     out.state.checkpoint = {out.own, entry.time, entry.bucket.debt * scale};
   }
   if (out.own > 0) {
@@ -274,8 +273,8 @@ bool Limiter::Impl::write_bucket(SeriesEntry& entry, const BucketCell& bucket) {
   // What is handed over next is the checkpoint as it stands.
   if (bucket.dirty && bucket.made != checkpoint) return false;
   if (bucket.own > 0 && bucket.birth != bucket.last_birth) return false;
-  BucketRecord record{bucket.own,        bucket.others,         bucket.last_birth,
-                      total - checkpoint.counted, checkpoint.at, 0};
+  BucketRecord record{
+      bucket.own, bucket.others, bucket.last_birth, total - checkpoint.counted, checkpoint.at, 0};
   BucketWords words{static_cast<std::uint64_t>(state.expiry), number, 0};
   bool alone = false;
   if (number == SeriesTable::kNoRule) {
@@ -287,8 +286,8 @@ bool Limiter::Impl::write_bucket(SeriesEntry& entry, const BucketCell& bucket) {
     if (!compact.fits || state.expiry != state.touched + compact.fill_time) return false;
     if (checkpoint.debt > kept.bucket.cap() || checkpoint.debt % compact.scale != 0) return false;
     record.debt = static_cast<std::uint64_t>(checkpoint.debt / compact.scale);
-    words.debt = static_cast<std::uint64_t>(
-        bucket_debt(kept.bucket, state, total, state.touched) / compact.scale);
+    words.debt = static_cast<std::uint64_t>(bucket_debt(kept.bucket, state, total, state.touched) /
+                                            compact.scale);
     const std::uint64_t second = bucket.birth / static_cast<std::uint64_t>(kSecond);
     alone = bucket.own > 0 && bucket.others == 0 && record.uncounted == 0 &&
             checkpoint.at == state.touched && bucket.own <= kMaxSmall && second <= kMaxSmall &&

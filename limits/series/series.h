@@ -53,7 +53,7 @@ struct BucketCell {
 struct Series {
   std::unique_ptr<BucketCell> bucket;  ///< rarely here: see Form::bucket
   std::vector<WindowCell> windows;     ///< by start, oldest first
-  std::vector<EscrowCell> escrow;    ///< the same for an escrow rule, which has no `windows`
+  std::vector<EscrowCell> escrow;      ///< the same for an escrow rule, which has no `windows`
   std::unique_ptr<EscrowBucket> escrow_bucket;  ///< and `escrow` its lending periods
 
   BucketCell& make_bucket() {

@@ -40,14 +40,15 @@ struct SeriesEntry {
   union {
     std::uint32_t count[4];  ///< window: own, others; the same of the window before
     BucketWords bucket;
-    std::uint64_t word[2];   ///< all of it
-    Series* series;          ///< general
+    std::uint64_t word[2];  ///< all of it
+    Series* series;         ///< general
   };
 
   static constexpr std::uint64_t kLocked = 1;
-  static constexpr std::uint64_t kListed = 2;        ///< in a list of what to drain
-  static constexpr std::uint64_t kUrgent = 4;        ///< crossed a threshold of its limit
-  static constexpr std::uint64_t kDirty = 8;         ///< the newest window, or the bucket, has undrained units
+  static constexpr std::uint64_t kListed = 2;  ///< in a list of what to drain
+  static constexpr std::uint64_t kUrgent = 4;  ///< crossed a threshold of its limit
+  static constexpr std::uint64_t kDirty =
+      8;  ///< the newest window, or the bucket, has undrained units
   static constexpr std::uint64_t kDirtyBefore = 16;  ///< the window before has
   static constexpr std::uint64_t kBeside = 16;       ///< of a bucket: has a BucketRecord
   static constexpr unsigned kFormShift = 5;          ///< two bits
@@ -207,7 +208,8 @@ class SeriesTable {
   std::uint32_t rule(const SeriesEntry& entry) const {
     return entry.form() == Form::bucket ? entry.bucket.number : beside(entry);
   }
-  /// It turns out to be another rule's. Not of the form `bucket`, whose debt is in its rule's ticks.
+  /// It turns out to be another rule's. Not of the form `bucket`, whose debt is in its rule's
+  /// ticks.
   void set_rule(const SeriesEntry& entry, std::uint32_t rule) {
     std::uint32_t known = beside(entry);
     if (known == rule) return;
