@@ -165,8 +165,13 @@ Nanos Engine::clock(Nanos wall) {
 
 /// By the wall clock, not by a clock that stands still: or every crash would put it further ahead.
 void Engine::reserve_time(Nanos wall) {
-  if (!writing_ || wall + options_.time_ahead / 2 <= reserved_) return;
-  reserved_ = wall + options_.time_ahead;
+  if (!writing_) return;
+  Nanos wanted =
+      wall + options_.time_ahead / 2 > reserved_ ? wall + options_.time_ahead : reserved_;
+  // A clock that went on without the disk, and was set back before the disk came to know the time.
+  wanted = std::max(wanted, time_.load(std::memory_order_relaxed));
+  if (wanted <= reserved_) return;
+  reserved_ = wanted;
   store_->reserve_time(reserved_);
 }
 

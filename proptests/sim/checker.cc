@@ -749,7 +749,9 @@ void Checker::answered(std::uint32_t node, std::uint64_t number, bool durable) {
       }
       if (held != image.cells.end()) {
         for (const crdt::Slot& slot : held->second.slots) {
-          if (slot.id.birth != birth || !process.incarnations->contains(slot.id.writer)) continue;
+          // What was counted without a disk was written by nobody who said which slot it was for.
+          if (birth != 0 && slot.id.birth != birth) continue;
+          if (!process.incarnations->contains(slot.id.writer)) continue;
           sum += slot.value;
           Memory::Promise& promise = memories_[node].promised[{id, slot.id}];
           promise.value = std::max(promise.value, slot.value);
