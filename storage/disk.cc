@@ -604,6 +604,8 @@ void Disk::pack(Txn& txn, const crdt::Cell& cell, Bytes& value) {
   start_value(value);
   if (bucket) {
     const crdt::BucketState& state = cell.bucket;
+    first_expiry_ = std::min(first_expiry_, state.expiry);
+    expiry_written_ = std::min(expiry_written_, state.expiry);
     put_varint(value, static_cast<std::uint64_t>(state.expiry));
     put_varint(value, static_cast<std::uint64_t>(state.touched));
     put_varint(value, state.checkpoint.counted);
@@ -778,6 +780,7 @@ std::size_t Disk::drop_ended(Txn& txn, Nanos floor, std::size_t limit) {
 std::vector<Bytes> Disk::expired_buckets(Bytes& from, Nanos floor, std::size_t count) {
   std::vector<Bytes> keys;
   Bytes next;
+  if (from.empty()) expiry_written_ = expiry_kept_ = kNever;
   if (tables_.contains(crdt::kBucketGeneration)) {
     Txn txn(env_.get(), MDB_RDONLY);
     auto handle = handles_.find(crdt::kBucketGeneration);
@@ -791,11 +794,16 @@ std::vector<Bytes> Disk::expired_buckets(Bytes& from, Nanos floor, std::size_t c
       }
       View content;
       if (!unseal(cursor.key(), cursor.value(), content)) damaged("a bucket is broken");
-      if (static_cast<Nanos>(RecordReader(content).varint()) > floor) continue;
-      keys.emplace_back(cursor.key().begin(), cursor.key().end());
+      const auto expiry = static_cast<Nanos>(RecordReader(content).varint());
+      if (expiry > floor) {
+        expiry_kept_ = std::min(expiry_kept_, expiry);
+      } else {
+        keys.emplace_back(cursor.key().begin(), cursor.key().end());
+      }
     }
   }
   from = std::move(next);
+  if (from.empty()) first_expiry_ = std::min(expiry_written_, expiry_kept_);
   return keys;
 }
 

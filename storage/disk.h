@@ -77,6 +77,9 @@ class Disk {
   /// Looks at up to `count` buckets from `from` on; returns the keys of those expired at or before
   /// `floor`, and leaves in `from` where to go on (empty: at the end).
   std::vector<Bytes> expired_buckets(Bytes& from, Nanos floor, std::size_t count);
+  /// No stored bucket expires before this. As exact as the last time that expired_buckets() went
+  /// through all of them; 0 before the first.
+  Nanos first_bucket_expiry() const { return first_expiry_; }
   void erase_buckets(Txn& txn, const std::vector<Bytes>& keys);
 
   /// Closes table handles if there are many. Outside of transactions only.
@@ -135,6 +138,9 @@ class Disk {
   FoldSet gathered_;
   std::uint64_t gathered_upto_ = 0;
   std::uint64_t gathered_bytes_ = 0;
+  Nanos first_expiry_ = 0;
+  Nanos expiry_written_ = kNever;  // the earliest of what was written since a scan began
+  Nanos expiry_kept_ = kNever;     // and of what that scan has left
   std::vector<crdt::Incarnation> named_late_;  // their records lack the name
   Bytes key_;
   Bytes value_;

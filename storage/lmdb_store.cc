@@ -22,6 +22,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kDropStep = 256;
+// The longest rest between two scans for expired buckets, in scan_intervals: five minutes.
+constexpr int kMostScanPatience = 32;
 /// Between two looks at whether the files are still where they were.
 constexpr std::chrono::seconds kPlaceCheckInterval{1};
 constexpr std::size_t kFirstFoldCells = 4096;
@@ -303,7 +305,7 @@ class LmdbStore final : public Store {
       due = std::min(due, fold_target_ >= disk_->log().first ? Clock::time_point::min()
                                                              : log_since_ + tuning_.fold_age);
     }
-    if (scanning_ || settled_floor_ > scanned_floor_) due = std::min(due, next_scan_);
+    if (scanning_ || scan_wanted()) due = std::min(due, next_scan_);
     return due;
   }
 
@@ -466,19 +468,38 @@ class LmdbStore final : public Store {
     }
   }
 
+  bool scan_wanted() const {
+    return settled_floor_ > scanned_floor_ && disk_->first_bucket_expiry() <= settled_floor_;
+  }
+
   bool scan_due(Clock::time_point now) {
     if (now < next_scan_) return false;
-    if (!scanning_ && settled_floor_ > scanned_floor_) {
+    if (!scanning_ && scan_wanted()) {
       scanning_ = true;
       scanned_floor_ = settled_floor_;
       scan_from_.clear();
+      scan_steps_ = 0;
+      scan_erased_ = 0;
     }
     return scanning_;
+  }
+
+  /// A scan reads every bucket. One that found little was too early, and the next comes after twice
+  /// the time, unless the map is getting full; so what is erased pays for what is read, and what
+  /// has expired waits for some minutes at most.
+  Clock::duration scan_rest() {
+    const bool worth_it = scan_erased_ * 8 >= scan_steps_ * tuning_.scan_step;
+    const bool tight = disk_->map_used() > options_.map_bytes / 2;
+    scan_patience_ = worth_it || tight ? 1 : std::min(scan_patience_ * 2, kMostScanPatience);
+    return tuning_.scan_interval * scan_patience_;
   }
 
   void scan(Clock::time_point now) {
     std::vector<Bytes> expired =
         disk_->expired_buckets(scan_from_, scanned_floor_, tuning_.scan_step);
+    ++scan_steps_;
+    scanned_ += tuning_.scan_step;
+    scan_erased_ += expired.size();
     if (!expired.empty()) {
       Txn txn(disk_->env(), 0);
       disk_->erase_buckets(txn, expired);
@@ -488,7 +509,7 @@ class LmdbStore final : public Store {
     if (scanning_) {
       next_scan_ = now + tuning_.scan_pace;
     } else {
-      next_scan_ = now + tuning_.scan_interval;
+      next_scan_ = now + scan_rest();
     }
   }
 
@@ -496,6 +517,7 @@ class LmdbStore final : public Store {
     std::lock_guard lock(mutex_);
     counters_.folded_cells = folded_;
     counters_.dropped_generations = dropped_;
+    counters_.scanned_buckets = scanned_;
     counters_.log_records = disk_->log().records();
     counters_.stale_readers = stale_readers_;
     counters_.map_used_bytes = disk_->map_used();
@@ -575,11 +597,15 @@ class LmdbStore final : public Store {
   Nanos scanned_floor_ = 0;
   bool scanning_ = false;
   Bytes scan_from_;
+  std::size_t scan_steps_ = 0;
+  std::size_t scan_erased_ = 0;
+  int scan_patience_ = 1;
   Clock::time_point next_scan_;
   Clock::time_point next_reader_check_;
   Clock::time_point next_place_check_;
   std::uint64_t folded_ = 0;
   std::uint64_t dropped_ = 0;
+  std::uint64_t scanned_ = 0;
   std::uint64_t stale_readers_ = 0;
 };
 

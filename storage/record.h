@@ -20,6 +20,8 @@ using View = std::span<const std::byte>;
 
 /// CRC-32C (Castagnoli) of `bytes`, continued from `crc` (0 to start).
 std::uint32_t crc32c(std::uint32_t crc, View bytes);
+/// The same without the processor's instruction for it.
+std::uint32_t crc32c_by_tables(std::uint32_t crc, View bytes);
 
 View view_of(std::string_view text);
 std::string_view text_of(View bytes);
@@ -36,19 +38,58 @@ void put_big64(Bytes& out, std::uint64_t value);    ///< big-endian, for keys
 class RecordReader {
  public:
   explicit RecordReader(View bytes) : bytes_(bytes) {}
-  std::uint8_t u8();
-  std::uint32_t u32();
-  std::uint64_t varint();
+  std::uint8_t u8() {
+    const View one = take(1);
+    return one.empty() ? std::uint8_t{0} : std::to_integer<std::uint8_t>(one[0]);
+  }
+  std::uint32_t u32() {
+    const View four = take(4);
+    std::uint32_t value = 0;
+    for (std::size_t i = four.size(); i > 0; --i) {
+      value = value << 8 | std::to_integer<std::uint32_t>(four[i - 1]);
+    }
+    return value;
+  }
+  std::uint64_t varint() {
+    std::uint64_t value = 0;
+    for (unsigned shift = 0; shift < 64; shift += 7) {
+      const std::uint8_t byte = u8();
+      if (!ok_) return 0;
+      if (shift == 63 && byte > 1) break;  // beyond 64 bits
+      value |= std::uint64_t{byte & 0x7Fu} << shift;
+      if ((byte & 0x80) == 0) return value;
+    }
+    fail();
+    return 0;
+  }
   std::string text();
-  std::uint32_t big32();
-  std::uint64_t big64();
+  std::uint32_t big32() {
+    std::uint32_t value = 0;
+    for (std::byte byte : take(4)) value = value << 8 | std::to_integer<std::uint32_t>(byte);
+    return value;
+  }
+  std::uint64_t big64() {
+    const std::uint64_t high = big32();
+    return high << 32 | big32();
+  }
   std::size_t left() const { return bytes_.size(); }
   bool ok() const { return ok_; }
   bool done() const { return ok_ && bytes_.empty(); }
-  void fail();
+  void fail() {
+    ok_ = false;
+    bytes_ = {};
+  }
 
  private:
-  View take(std::size_t count);
+  View take(std::size_t count) {
+    if (count > bytes_.size()) {
+      fail();
+      return {};
+    }
+    const View taken = bytes_.first(count);
+    bytes_ = bytes_.subspan(count);
+    return taken;
+  }
   View bytes_;
   bool ok_ = true;
 };

@@ -48,6 +48,7 @@ struct StoreCounters {
   std::uint64_t records = 0;
   std::uint64_t bytes = 0;
   std::uint64_t folded_cells = 0;
+  std::uint64_t scanned_buckets = 0;  ///< looked at by scans for expired ones, in whole steps
   std::uint64_t dropped_generations = 0;
   std::uint64_t log_records = 0;  ///< waiting to be folded
   std::uint64_t stale_readers = 0;

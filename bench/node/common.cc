@@ -14,7 +14,7 @@ NodeBenchOptions NodeBenchOptions::quick() {
   NodeBenchOptions out;
   out.keys = 1'000'000;
   out.rounds = 3;
-  out.counted_s = 2;
+  out.counted_s = 10;
   out.rest_s = 5;
   out.window_s = 60;
   return out;

@@ -20,10 +20,11 @@ struct NodeBenchOptions {
   std::size_t rules = 10'000;              ///< of a large rules file
   int rounds = 5;
   double rate = 50'000;  ///< counted requests a second
-  double counted_s = 4;  ///< a round of them
-  double settle_s = 5;   ///< before a node is taken to be at rest
-  double rest_s = 10;    ///< and how long that is measured
-  int window_s = 180;    ///< of keys that end together: long enough to ask for all of them
+  double counted_s = 20; ///< a round of them
+  double settle_s =
+      5;  ///< before a node is taken to be at rest; twelve times at most, where a disk is
+  double rest_s = 10;  ///< and how long that is measured
+  int window_s = 180;  ///< of keys that end together: long enough to ask for all of them
 
   static NodeBenchOptions quick();
 };

@@ -152,4 +152,11 @@ double BenchNode::cpu_percent(double seconds) const {
   return static_cast<double>(cpu_ns() - before) / static_cast<double>(steady_ns() - from) * 100;
 }
 
+void BenchNode::wait_at_rest(double patience_seconds) const {
+  const std::uint64_t from = steady_ns();
+  for (int quiet = 0; quiet < 22 && seconds_since(from) < patience_seconds;) {
+    quiet = cpu_percent(0.5) <= 2 ? quiet + 1 : 0;
+  }
+}
+
 }  // namespace weir::bench

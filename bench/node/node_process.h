@@ -70,6 +70,10 @@ class BenchNode {
             const std::function<bool(const Json&)>& done) const;
   /// Processor time that it takes over `seconds`, in percent of one processor.
   double cpu_percent(double seconds) const;
+  /// Waits until what it was given to do is done, the store's folding included, which begins when
+  /// its log is ten seconds old: until it takes no more than 2% of a processor for eleven seconds
+  /// on end, or `patience_seconds` have passed.
+  void wait_at_rest(double patience_seconds) const;
 
  private:
   const NodePorts& ports() const { return options_.members[options_.self]; }

@@ -1,8 +1,5 @@
 #include <fmt/format.h>
 
-#include <chrono>
-#include <thread>
-
 #include <weir/bench/machine.h>
 #include <weir/bench/node/node_parts.h>
 
@@ -10,21 +7,15 @@ namespace weir::bench {
 namespace {
 
 constexpr RpcShape kBatches{1, 8, 64};
-/// The store folds its log within two seconds: what a count costs there belongs to it.
-constexpr double kFold = 3;
-
-void pause(double seconds) {
-  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-}
-
-/// us of the node's processor time for a request, with what follows from it, without its rest.
+/// us of the node's processor time for a request, with what follows from it (the store folds its
+/// log some time later), without its rest.
 double round_of(const BenchNode& node, const NodeBenchOptions& options, unsigned hits,
                 double idle_percent) {
   const std::uint64_t from = steady_ns();
   const std::uint64_t before = node.cpu_ns();
   RpcLoad load(node.rpc(options.counted_keys, hits), kBatches);
   const Load done = load.paced(options.rate, options.counted_s);
-  pause(std::min(kFold, options.settle_s));
+  node.wait_at_rest(12 * options.settle_s);
   const auto cpu = static_cast<double>(node.cpu_ns() - before);
   const double rest = idle_percent / 100 * static_cast<double>(steady_ns() - from);
   return (cpu - rest) / 1e3 / static_cast<double>(done.requests);
@@ -42,7 +33,7 @@ Json node_counted(const NodeBenchOptions& options) {
                   .members = {}});
   node.start();
   node.load(options.counted_keys, options.counted_keys);
-  pause(options.settle_s);
+  node.wait_at_rest(12 * options.settle_s);
   const double idle = node.cpu_percent(options.rest_s);
   const Turns before = node.turns();
   std::vector<double> counted;

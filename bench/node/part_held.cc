@@ -108,7 +108,7 @@ Json node_held(const NodeBenchOptions& options) {
   Json figures{{"start_10m_s", round_to(start_s, 3)}, {"repair_10m_s", nullptr}};
   if (const auto repair_s = repair(full, empty, turns)) {
     figures["repair_10m_s"] = round_to(*repair_s, 2);
-    pause(options.settle_s);
+    full.wait_at_rest(12 * options.settle_s);
     const Turns before = full.turns();
     figures["idle_pair_percent"] = round_to(full.cpu_percent(options.rest_s), 3);
     turns["at rest, two that agree"] = turns_between(before, full.turns());
