@@ -19,10 +19,10 @@ struct NodeBenchOptions {
   std::uint64_t full_keys = 0;             ///< 100 million with --full, or 0
   std::size_t rules = 10'000;              ///< of a large rules file
   int rounds = 5;
-  double rate = 50'000;  ///< counted requests a second
-  double counted_s = 20; ///< a round of them
-  double settle_s =
-      5;  ///< before a node is taken to be at rest; twelve times at most, where a disk is
+  double rate = 50'000;   ///< counted requests a second
+  double counted_s = 20;  ///< a round of them
+  /// Before a node is taken to be at rest; twelve times at most, where a disk is.
+  double settle_s = 5;
   double rest_s = 10;  ///< and how long that is measured
   int window_s = 180;  ///< of keys that end together: long enough to ask for all of them
 
