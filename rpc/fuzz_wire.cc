@@ -1,13 +1,14 @@
-// libFuzzer target: arbitrary bytes as a peer's message, as what it asks and as what it answers.
-// Built with -DWEIR_FUZZ=ON and clang; run as
-//   fuzz_wire -max_len=65536 corpus/
+// Fuzz target (scripts/fuzz): arbitrary bytes as a peer's message, as what it asks and as what it
+// answers.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <vector>
 
+#include <weir/crdt/fuzz_seeds.h>
 #include <weir/rpc/framed_bytes.h>
 #include <weir/rpc/peers/forward_wire.h>
+#include <weir/rpc/random_messages.h>
 #include <weir/rpc/wire.h>
 
 namespace weir::rpc {
@@ -68,6 +69,17 @@ void fuzz_answers(Bytes bytes) {
 
 }  // namespace
 }  // namespace weir::rpc
+
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  weir::crdt::test::FuzzSeeds seeds;
+  weir::rpc::test::RandomMessages messages(1);
+  for (int i = 0; seeds.wanted() && i < 40; ++i) {
+    std::vector<std::byte> bytes;
+    std::string error;
+    if (weir::rpc::encode_bytes(messages.next(), bytes, error)) seeds.add(bytes);
+  }
+  return 0;
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const weir::rpc::Bytes bytes{reinterpret_cast<const std::byte*>(data), size};

@@ -59,6 +59,20 @@ function(weir_test path)
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" ENVIRONMENT "${ARG_ENVIRONMENT}")
 endfunction()
 
+# weir_fuzz(rules/fuzz_rules LINK ...): a libFuzzer target of <path>.cc, for scripts/fuzz; only with WEIR_FUZZ
+function(weir_fuzz path)
+  if(NOT WEIR_FUZZ)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "" "LINK" ${ARGN})
+  cmake_path(GET path FILENAME name)
+  add_executable(${name} ${path}.cc)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/fuzz)
+  target_link_libraries(${name} PRIVATE ${ARG_LINK})
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  weir_warnings(${name})
+endfunction()
+
 # find_package(weir) and pkg-config from an install prefix.
 function(weir_install_package)
   set(dir ${CMAKE_INSTALL_LIBDIR}/cmake/weir)

@@ -1,6 +1,5 @@
-// libFuzzer target: arbitrary bytes as what an HTTP client sends. What it is answered must not
-// depend on how the bytes were cut. Built with -DWEIR_FUZZ=ON and clang; run as
-//   fuzz_http -max_len=4096 corpus/
+// Fuzz target (scripts/fuzz): arbitrary bytes as what an HTTP client sends. What it is answered
+// must not depend on how the bytes were cut.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

@@ -1,6 +1,4 @@
-// libFuzzer target: arbitrary bytes as a request's body. Built with -DWEIR_FUZZ=ON and clang; run
-// as
-//   fuzz_json -max_len=4096 -dict=json.dict corpus/
+// Fuzz target (scripts/fuzz): arbitrary bytes as a request's body.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
