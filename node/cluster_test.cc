@@ -19,6 +19,7 @@
 
 #include <cluster/cluster.h>
 #include <load/load.h>
+#include <weir/rpc/client/client.h>
 
 namespace weir::examples {
 namespace {
@@ -166,6 +167,60 @@ std::string http_check(const std::string& address, const std::string& body) {
                                    "Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{}",
                                    body.size(), body));
 }
+
+/// Checks over one connection that is kept, and made anew after an answer that closes it.
+class KeptHttp {
+ public:
+  explicit KeptHttp(const std::string& address)
+      : port_(static_cast<std::uint16_t>(std::stoi(address.substr(address.find(':') + 1)))) {}
+  ~KeptHttp() { close(); }
+  KeptHttp(const KeptHttp&) = delete;
+  KeptHttp& operator=(const KeptHttp&) = delete;
+
+  /// The status; 0: no answer.
+  int check(const std::string& mode, const std::string& key) {
+    char byte = 0;
+    if (fd_ >= 0 && ::recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) close();
+    if (fd_ < 0 && !connect()) return 0;
+    const std::string body =
+        fmt::format(R"({{"domain":"api","descriptor":{{"mode":"{}","key":"{}"}}}})", mode, key);
+    const std::string request = fmt::format(
+        "POST /v1/check HTTP/1.1\r\nHost: x\r\nPrefer: return=minimal\r\n"
+        "Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{}",
+        body.size(), body);
+    std::string answer;
+    char buffer[4096];
+    if (::send(fd_, request.data(), request.size(), MSG_NOSIGNAL) > 0) {
+      // An answer in brief has no body.
+      while (answer.find("\r\n\r\n") == std::string::npos) {
+        const ssize_t got = ::recv(fd_, buffer, sizeof buffer, 0);
+        if (got <= 0) break;
+        answer.append(buffer, static_cast<std::size_t>(got));
+      }
+    }
+    if (answer.size() < 12) return close(), 0;
+    if (answer.find("Connection: close") != std::string::npos) close();
+    return std::stoi(answer.substr(9, 3));
+  }
+
+ private:
+  bool connect() {
+    fd_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(port_);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (::connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof to) != 0) close();
+    return fd_ >= 0;
+  }
+  void close() {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = -1;
+  }
+
+  std::uint16_t port_;
+  int fd_ = -1;
+};
 
 /// Sends increments to one node until told to stop, and keeps books.
 struct Sender {
@@ -329,6 +384,143 @@ TEST_F(ClusterTest, ACleanStopCommitsWhatWasNotYet) {
   fmt::print("stopped after {:.3f} s\n", took.count());
   cluster.start(0);
   EXPECT_EQ(used(cluster, 0, "quick", "k"), 600u);
+}
+
+TEST_F(ClusterTest, WhatANodeThatStoppedCountedIsElsewhere) {
+  ClusterOptions seldom = options({"eu", "us"});
+  seldom.more_config = "sync_interval: 1m\n";
+  Cluster cluster(std::move(seldom));
+  cluster.start_all();
+  const auto is_up = [&] {
+    const auto status = nlohmann::json::parse(cluster.status(0), nullptr, false);
+    return status.is_object() && status["peers"][0]["up"].get<bool>();
+  };
+  for (int i = 0; i < 200 && !is_up(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  std::vector<rpc::CheckItem> items;
+  for (int i = 0; i < 1000; ++i) items.push_back(item("quick", "k" + std::to_string(i % 500), 50));
+  rpc::NodeClient client(client_options(cluster.client_address(0)));
+  for (const Reply& reply : client.check(items)) ASSERT_EQ(reply.error.to_string(), "");
+  EXPECT_EQ(used(cluster, 1, "quick", "k0"), 0u);
+  EXPECT_EQ(cluster.stop(0), 0);
+  std::uint64_t seen = 0;
+  for (int i = 0; i < 500; ++i) seen += used(cluster, 1, "quick", "k" + std::to_string(i));
+  EXPECT_EQ(seen, 50'000u);
+}
+
+TEST_F(ClusterTest, ANodeThatDrainsIsNotReadyAndAnswers) {
+  ClusterOptions slow = options({"eu"});
+  slow.drain = kMinute;
+  Cluster cluster(std::move(slow));
+  cluster.start(0);
+  rpc::NodeClient client(client_options(cluster.client_address(0)));
+  ASSERT_EQ(client.check(item("quick", "k", 1)).error.to_string(), "");
+  ::kill(cluster.pid(0), SIGTERM);
+  std::string ready;
+  for (int i = 0; i < 100 && ready.find("503") == std::string::npos; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    ready = http_get(cluster.admin_address(0), "/readyz");
+  }
+  EXPECT_NE(ready.find("stopping: stopping soon, and still answering"), std::string::npos) << ready;
+  EXPECT_NE(http_get(cluster.admin_address(0), "/healthz").find("200"), std::string::npos);
+  EXPECT_EQ(client.check(item("quick", "k", 1)).error.to_string(), "");
+  EXPECT_EQ(KeptHttp(cluster.http_address(0)).check("quick", "k"), 200);
+  // A second signal does not wait.
+  EXPECT_EQ(cluster.stop(0), 0);
+  cluster.start(0);
+  EXPECT_EQ(used(cluster, 0, "quick", "k"), 3u);
+}
+
+/// Keys in turn, a hundred requests a second, until it is over.
+struct Traffic {
+  std::atomic<bool> over{false};
+  std::atomic<std::uint64_t> passed{0};
+
+  static std::string key(int i) { return "k" + std::to_string(i % 20); }
+
+  void every_10ms(const std::function<void(int)>& ask) const {
+    auto next = std::chrono::steady_clock::now();
+    for (int i = 0; !over; ++i) {
+      ask(i);
+      std::this_thread::sleep_until(next += std::chrono::milliseconds(10));
+    }
+  }
+
+  /// Tells what did not pass.
+  std::vector<std::string> by_client(const Cluster& cluster) {
+    ClientOptions settings;
+    for (std::size_t i = 0; i < cluster.size(); ++i) {
+      settings.nodes.push_back(cluster.client_address(i));
+    }
+    settings.deadline = 2 * kSecond;
+    settings.route_by = {"key"};
+    Client client(settings);
+    while (client.connected() < cluster.size()) std::this_thread::yield();
+    std::vector<std::string> wrong;
+    every_10ms([&](int i) {
+      const std::string mode = i % 2 == 0 ? "quick" : "counted";
+      const ClientReply reply = client.check({"api", {{"mode", mode}, {"key", key(i)}}, 1});
+      const bool good = reply.error.empty() && reply.allowed && !reply.degraded;
+      passed += good;
+      if (!good) wrong.push_back(reply.error.to_string() + reply.cause.to_string());
+    });
+    return wrong;
+  }
+
+  /// As a balancer that probes each node every 30 ms.
+  std::vector<std::string> by_http(const Cluster& cluster) {
+    std::vector<std::unique_ptr<KeptHttp>> nodes;
+    std::vector<bool> ready(cluster.size(), true);
+    for (std::size_t i = 0; i < cluster.size(); ++i) {
+      nodes.push_back(std::make_unique<KeptHttp>(cluster.http_address(i)));
+    }
+    std::vector<std::string> wrong;
+    every_10ms([&](int i) {
+      const std::size_t probed = static_cast<std::size_t>(i) % nodes.size();
+      ready[probed] =
+          http_get(cluster.admin_address(probed), "/readyz").find(" 200 ") != std::string::npos;
+      std::size_t node = static_cast<std::size_t>(i / 3) % nodes.size();
+      for (std::size_t tries = 0; tries < nodes.size() && !ready[node]; ++tries) {
+        node = (node + 1) % nodes.size();
+      }
+      const int status = nodes[node]->check("quick", key(i));
+      passed += status == 200;
+      if (status != 200) wrong.push_back(fmt::format("{} from {}", status, cluster.region(node)));
+    });
+    return wrong;
+  }
+};
+
+TEST_F(ClusterTest, ARollingRestartShowsNobodyAnError) {
+  ClusterOptions short_drain = options({"eu", "us", "ap"});
+  short_drain.drain = kSecond / 2;
+  Cluster cluster(std::move(short_drain));
+  cluster.start_all();
+  ASSERT_TRUE(converges(cluster));
+  Traffic traffic;
+  std::vector<std::string> wrong[2];
+  std::thread by_client([&] { wrong[0] = traffic.by_client(cluster); });
+  std::thread by_http([&] { wrong[1] = traffic.by_http(cluster); });
+  for (std::size_t i = 0; i < cluster.size(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    EXPECT_EQ(cluster.stop(i), 0);
+    cluster.start(i);
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  traffic.over = true;
+  by_client.join();
+  by_http.join();
+  EXPECT_EQ(wrong[0], std::vector<std::string>{});
+  EXPECT_EQ(wrong[1], std::vector<std::string>{});
+  fmt::print("{} passed\n", traffic.passed.load());
+  ASSERT_TRUE(converges(cluster));
+  std::uint64_t counted = 0;
+  for (int i = 0; i < 20; ++i) {
+    counted += used(cluster, 0, "quick", Traffic::key(i));
+    counted += used(cluster, 0, "counted", Traffic::key(i));
+  }
+  EXPECT_EQ(counted, traffic.passed);
 }
 
 TEST_F(ClusterTest, ABucketSurvivesARestartAndIsSharedByRegions) {

@@ -116,6 +116,7 @@ class Parser {
          {"commit_interval", duration(kMillisecond, kSecond, config_.commit_interval)},
          {"max_commit_wait", duration(10 * kMillisecond, kMinute, config_.max_commit_wait)},
          {"max_skew", duration(kMillisecond, kMinute, config_.max_skew)},
+         {"drain", [this](const Value& v) { return drain(v); }},
          {"threads", integer(1, kMaxThreads, config_.threads)},
          {"max_series", integer(1, 1'000'000'000, config_.max_series)},
          {"populate",
@@ -145,6 +146,16 @@ class Parser {
           fmt::format("a duration from {} to {}", format_duration(low), format_duration(high));
       return read_.duration(v, what, low, high, out);
     };
+  }
+
+  bool drain(const Value& value) {
+    const std::string* text = read_.scalar(value);
+    if (text != nullptr && (*text == "0" || *text == "0s")) {
+      config_.drain = 0;
+      return true;
+    }
+    return read_.duration(value, "0, or a duration from 1ms to 10m", kMillisecond, 10 * kMinute,
+                          config_.drain);
   }
 
   template <typename T>

@@ -75,6 +75,8 @@ struct NodeConfig {
   Nanos commit_interval = 5 * kMillisecond;
   Nanos max_commit_wait = kSecond;
   Nanos max_skew = kSecond;
+  /// From the signal to stop until the node takes no more requests.
+  Nanos drain = 5 * kSecond;
   std::uint64_t max_series = 1'000'000;
   bool populate = false;  ///< LimiterOptions::populate
   std::uint64_t max_request_ids = 65'536;

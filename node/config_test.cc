@@ -210,7 +210,7 @@ http: {reset: minutes, max_connections: 0, max_body: 64KB}
           "list",
           "node.yaml:4:1: nodes: unknown field; expected one of cluster, region, node, listen, "
           "weight, peers, rules, storage, sync_interval, anti_entropy_interval, commit_interval, "
-          "max_commit_wait, max_skew, threads, max_series, populate, max_request_ids, "
+          "max_commit_wait, max_skew, drain, threads, max_series, populate, max_request_ids, "
           "request_id_ttl, "
           "max_tickets, caller_percent, log, http, home",
           "node.yaml:5:16: listen.http: expected a literal address and a port, such as "
@@ -227,6 +227,18 @@ http: {reset: minutes, max_connections: 0, max_body: 64KB}
           "node.yaml:12:15: http.reset: expected one of seconds, epoch, got 'minutes'",
           "node.yaml:12:41: http.max_connections: expected an integer from 1 to 65536, got '0'",
           "node.yaml:12:54: http.max_body: expected a size from 1KiB to 1MiB, got '64KB'"));
+}
+
+TEST(Config, ADrainMayBeNone) {
+  EXPECT_EQ(good(kMinimal).drain, 5 * kSecond);
+  EXPECT_EQ(good(std::string(kMinimal) + "drain: 0\n").drain, 0);
+  EXPECT_EQ(good(std::string(kMinimal) + "drain: 0s\n").drain, 0);
+  EXPECT_EQ(good(std::string(kMinimal) + "drain: 30s\n").drain, 30 * kSecond);
+  for (const char* wrong : {"5", "11m", "-1s", "none", "1us"}) {
+    EXPECT_THAT(errors(std::string(kMinimal) + "drain: " + wrong + "\n"),
+                ElementsAre(testing::HasSubstr("drain: expected 0, or a duration from 1ms to 10m")))
+        << wrong;
+  }
 }
 
 TEST(Config, KeepsItsRanges) {

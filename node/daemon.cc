@@ -30,7 +30,9 @@
 namespace weir::node {
 namespace {
 
-/// A stop waits so long for peers to take rights over.
+/// Time for clients to go once listeners are closed, while they are still answered.
+constexpr std::uint64_t kLetGoMs = 250;
+/// A stop waits so long for peers to take over rights and the last counts.
 constexpr std::uint64_t kHandOverMs = 1000;
 /// Time for the last answers to leave before connections close.
 constexpr std::uint64_t kFarewellMs = 50;
@@ -69,10 +71,12 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   std::vector<std::unique_ptr<Front>> fronts;  // on the main loop
   std::unique_ptr<RulesWatch> watch;
   std::unique_ptr<UvHandle<uv_timer_t>> pump_timer;
-  std::unique_ptr<UvHandle<uv_timer_t>> farewell;
+  std::unique_ptr<UvHandle<uv_timer_t>> stage_timer;
+  void (Impl::*next_stage)() = nullptr;  // what it is set for
   std::vector<std::unique_ptr<UvHandle<uv_signal_t>>> signals;
   std::vector<kj::Own<kj::PromiseFulfiller<void>>> held_peers;
   bool pump_soon = false;
+  bool leaving = false;               // it was told to stop
   bool stopping = false;              // nothing is decided any more
   bool closed = false;                // the engine is
   bool set_back = false;              // why it stops
@@ -265,11 +269,15 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
           handle->get(),
           [](uv_signal_t* signal, int received) {
             auto* self = static_cast<Impl*>(signal->data);
-            received == SIGHUP ? self->watch->reread() : self->stop();
+            received == SIGHUP ? self->reread() : self->told_to_stop();
           },
           number);
       signals.push_back(std::move(handle));
     }
+  }
+
+  void reread() {
+    if (watch) watch->reread();
   }
 
   /// Prepared beside the loop, in the order in which they were read.
@@ -300,7 +308,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     Turn turn(loop.meter(), "tick");
     engine->pump(wall_clock());
     if (engine->clock_set_back() && !stopping) {
-      set_back = true;
+      set_back = !leaving;
       return stop();
     }
     look_at_clocks();
@@ -309,7 +317,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     if (engine->ready_for_more()) {
       for (auto& held : std::exchange(held_peers, {})) held->fulfill();
     }
-    if (stopping && (engine->handed_over() || uv_now(loop.uv()) >= hand_over_until)) close();
+    if (stopping) close_once_told();
   }
 
   void look_at_clocks() {
@@ -336,9 +344,49 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     pump();
   }
 
-  // The end.
+  // The end: it is not ready, then has clients go, then decides nothing more, and closes.
 
-  /// Peers get the rights that are left here, so that these do not lie idle meanwhile.
+  void told_to_stop() {
+    if (leaving) return stop_at_once();
+    leaving = true;
+    coordinator->state().leaving = true;
+    if (config.drain == 0) return stop();
+    log.info("draining", {{"drain_ms", config.drain / kMillisecond}});
+    go_on_after(static_cast<std::uint64_t>(config.drain / kMillisecond), &Impl::let_go);
+  }
+
+  void go_on_after(std::uint64_t ms, void (Impl::*stage)()) {
+    next_stage = stage;
+    if (!stage_timer) {
+      stage_timer = std::make_unique<UvHandle<uv_timer_t>>();
+      uv_timer_init(loop.uv(), stage_timer->get());
+      stage_timer->get()->data = this;
+    }
+    uv_timer_start(
+        stage_timer->get(),
+        [](uv_timer_t* timer) {
+          auto* self = static_cast<Impl*>(timer->data);
+          (self->*self->next_stage)();
+        },
+        ms, 0);
+  }
+
+  void let_go() {
+    if (stopping) return;
+    for (const auto& worker : workers) worker->drain();
+    go_on_after(kLetGoMs, &Impl::stop);
+  }
+
+  /// Told again: what is left of the drain, and of the time for peers, is not waited for.
+  void stop_at_once() {
+    log.warn("stopping_at_once");
+    signals.clear();  // the next one ends the process, however long the disk takes
+    stop();
+    if (!closed) close();
+  }
+
+  /// Peers get what they have not seen, and the rights that are left here, so that neither lies
+  /// idle meanwhile.
   void stop() {
     if (stopping) return;
     Turn turn(loop.meter(), "stop");
@@ -350,19 +398,26 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     for (const auto& worker : workers) worker->drain();
     hand_over_until = uv_now(loop.uv()) + kHandOverMs;
     const std::size_t windows = engine->hand_over(wall_clock());
-    if (windows == 0) return close();
-    log.info("rights_handed_over", {{"windows", windows}});
+    if (windows > 0) log.info("rights_handed_over", {{"windows", windows}});
+    close_once_told();
+  }
+
+  void close_once_told() {
+    if (engine->handed_over()) return close();
+    if (uv_now(loop.uv()) < hand_over_until) return;
+    std::string names;
+    for (const crdt::PeerStatus& peer : engine->replica().peers()) {
+      if (!peer.incarnation || peer.unacked == 0) continue;
+      names.append(names.empty() ? "" : ", ").append(peer_name(peer.member));
+    }
+    log.warn("last_counts_unacknowledged", {{"peers", names}});
+    close();
   }
 
   void close() {
     closed = true;
     engine->stop(wall_clock());
-    farewell = std::make_unique<UvHandle<uv_timer_t>>();
-    uv_timer_init(loop.uv(), farewell->get());
-    farewell->get()->data = this;
-    uv_timer_start(
-        farewell->get(), [](uv_timer_t* timer) { static_cast<Impl*>(timer->data)->end(); },
-        kFarewellMs, 0);
+    go_on_after(kFarewellMs, &Impl::end);
   }
 
   void end() {
@@ -376,7 +431,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     loop.run();
     signals.clear();
     pump_timer.reset();
-    farewell.reset();
+    stage_timer.reset();
     log.info("stopped");
   }
 

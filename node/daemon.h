@@ -23,8 +23,9 @@ class Daemon {
 
   /// Opens the store and every listener. False, with a reason, if any of them fails.
   bool start(std::string& error);
-  /// Serves until SIGTERM or SIGINT, or until the clock was set back (Engine::clock_set_back); then
-  /// commits everything and returns, within about a second.
+  /// Serves until SIGTERM or SIGINT, and for NodeConfig::drain after it, or until the clock was set
+  /// back (Engine::clock_set_back); then has peers get what they lack, for a second at most,
+  /// commits everything and returns. The signal again ends the waiting.
   void run();
   /// After run(): the clock was set back, so another daemon is to go on, with this.
   bool set_back() const;

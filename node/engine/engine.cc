@@ -116,24 +116,29 @@ std::size_t Engine::hand_over(Nanos wall) {
   escrow_->hand_over(now);
   std::size_t windows = 0;
   for (std::size_t each : escrow_->handed_over()) windows += each;
-  if (windows > 0) pump(wall);
+  drained_all_ = last_counts_known_ = false;
+  pump(wall);
   return windows;
 }
 
 bool Engine::handed_over() {
-  if (heirs_ != escrow_->handed_over()) {
+  if (!drained_all_) return false;
+  if (!std::exchange(last_counts_known_, true) || heirs_ != escrow_->handed_over()) {
     heirs_ = escrow_->handed_over();
     handed_over_write_ = last_write_;
     handed_over_stamp_ = 0;
   }
   if (writing_ && persisted_ < handed_over_write_) return false;
-  const std::vector<crdt::PeerStatus> peers = replica_->peers();
-  for (crdt::PeerIndex i = 0; i < peers.size(); ++i) {
+  bool told = true;
+  for (const crdt::PeerStatus& peer : replica_->peers()) {
     // What is durable has its stamp.
-    if (handed_over_stamp_ == 0) handed_over_stamp_ = peers[i].acked + peers[i].unacked;
-    if (heirs_[i] > 0 && peers[i].incarnation && peers[i].acked < handed_over_stamp_) return false;
+    if (handed_over_stamp_ == 0) handed_over_stamp_ = peer.acked + peer.unacked;
+    told &= !peer.incarnation || peer.acked >= handed_over_stamp_;
   }
-  return true;
+  if (told) return true;
+  replica_->flush(clock(wall_));
+  dispatch();
+  return false;
 }
 
 void Engine::stop(Nanos wall) {
@@ -294,7 +299,8 @@ void Engine::pump(Nanos wall) {
   escrow_->pump(now);
   step("drain");
   // The limiter has forgotten first, and what it still knows is drained: see retire_buckets().
-  if (!holding_ && drain(now) && swept_) {
+  drained_all_ = !holding_ && drain(now);
+  if (drained_all_ && swept_) {
     step("retire");
     replica_->retire_buckets(*swept_);
     if (writing_) store_->expire(*swept_);

@@ -109,11 +109,13 @@ class Engine {
   /// store as they are: the driver brings them back to its thread and calls committed(),
   /// store_failed() and store_opened(). Returns false and why.
   bool start(Nanos wall, storage::StoreEvents store_events, std::string& error);
-  /// Before a clean stop, while sessions last: settles in full all that is open, and transfers
-  /// rights of escrow rules that are left here (EscrowAgent::hand_over). Nothing may be decided
-  /// after it; pump until handed_over() or out of patience. Returns how many windows' rights.
+  /// Before a clean stop, while sessions last: settles in full all that is open, transfers rights
+  /// of escrow rules that are left here (EscrowAgent::hand_over), and has peers get every count.
+  /// Nothing may be decided after it; pump until handed_over() or out of patience. Returns how many
+  /// windows' rights.
   std::size_t hand_over(Nanos wall);
-  /// Those who got them have them, durably, or are gone.
+  /// All peers that there is a session to have all that this node counted, and those who got rights
+  /// have these, durably. Sends what is unsent.
   bool handed_over();
   /// Hands over everything, commits it and closes the store. Nothing may be called after it but
   /// when_durable(), for what was decided before and crosses threads meanwhile: it tells at once.
@@ -278,6 +280,8 @@ class Engine {
   Nanos series_told_ = 0;             // when, by this engine's clock; 0: there was room since
   std::mutex over_admission_mutex_;
   OverAdmission over_admission_;
+  bool drained_all_ = false;             // the last pump() left nothing in the limiter
+  bool last_counts_known_ = false;       // what hand_over() found is in handed_over_write_
   std::vector<std::size_t> heirs_;       // EscrowAgent::handed_over, as it was last
   crdt::WriteId handed_over_write_ = 0;  // with that
   std::uint64_t handed_over_stamp_ = 0;  // up to here they have to acknowledge; 0: not known

@@ -361,7 +361,11 @@ std::vector<Condition> NodeReport::conditions() {
   const EngineStatus status = from_.engine.status();
   const bool has_disk = from_.store != nullptr;
   Condition stopping{"stopping"};
-  if (from_.coordinator.state().stopping) stopping = {"stopping", false, true, "stopping"};
+  if (const SharedState& state = from_.coordinator.state(); state.stopping) {
+    stopping = {"stopping", false, true, "stopping"};
+  } else if (state.leaving) {
+    stopping = {"stopping", false, true, "stopping soon, and still answering"};
+  }
 
   // It is opened again by itself, and what only memory knows would not outlive a restart.
   Condition storage{"storage"};

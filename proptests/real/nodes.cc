@@ -56,7 +56,7 @@ void Nodes::write_config(std::uint32_t node) const {
       << fmt::format("region: r{}\nnode: n{}\n", node + 1, node + 1)
       << fmt::format("threads: 2\nlisten: {{peers: '{}', clients: '{}'}}\n",
                      network_.listen_address(node), kClients)
-      << "rules: ../rules.yaml\nstorage: {path: data, map_size: 1GiB}\npeers:\n";
+      << "rules: ../rules.yaml\ndrain: 0\nstorage: {path: data, map_size: 1GiB}\npeers:\n";
   for (std::uint32_t peer = 0; peer < processes_.size(); ++peer) {
     if (peer == node) continue;
     out << fmt::format("  - {{region: r{}, node: n{}, address: '{}'}}\n", peer + 1, peer + 1,

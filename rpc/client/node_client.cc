@@ -206,6 +206,7 @@ Error unknown(const std::string& why) {
 Error failed(const kj::Exception& e) {
   switch (e.getType()) {
     case kj::Exception::Type::DISCONNECTED:
+      if (reason(e) == kLeaving) return unavailable(std::string(kLeaving));
       return unknown("connection lost");
     case kj::Exception::Type::OVERLOADED:
       return {ErrorKind::overloaded, reason(e)};

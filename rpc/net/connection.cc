@@ -1,6 +1,7 @@
 #include <weir/rpc/net/connection.h>
 
 #include <capnp/message.h>
+#include <capnp/serialize.h>
 
 #include <string_view>
 #include <utility>
@@ -59,6 +60,18 @@ kj::Promise<void> Connection::closed() {
   auto read_end =
       framing_.on_read_end().then([&timer = loop_.timer()] { return timer.afterDelay(kGrace); });
   return network_.onDisconnect().exclusiveJoin(kj::mv(read_end)).catch_([](kj::Exception&&) {});
+}
+
+void Connection::leave() {
+  capnp::MallocMessageBuilder message;
+  auto abort = message.initRoot<capnp::rpc::Message>().initAbort();
+  abort.setReason(kj::heapString(kLeaving.data(), kLeaving.size()));
+  abort.setType(capnp::rpc::Exception::Type::DISCONNECTED);
+  const kj::Array<capnp::word> words = capnp::messageToFlatArray(message);
+  const kj::ArrayPtr<const kj::byte> bytes = words.asBytes();
+  stream_->send(kj::arrayPtr(&bytes, 1));
+  stream_->shutdownWrite();
+  framing_.ignore_input();
 }
 
 void retire(kj::TaskSet& tasks, kj::Own<Connection> connection) {

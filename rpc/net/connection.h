@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <string_view>
 
 #include <weir/rpc/net/direct_calls.h>
 #include <weir/rpc/net/framing.h>
@@ -18,6 +19,10 @@ struct ConnectionLimits {
   /// what an honest peer has in flight: over the limit its answers wait too.
   std::size_t flow_words = 4u << 20;
 };
+
+/// What a node says last on a connection that it leaves (Connection::leave).
+inline constexpr std::string_view kLeaving =
+    "this node is stopping, and has not begun what it has not answered";
 
 /// One Cap'n Proto connection: stream, framing and RPC state, taken down in the right order. Not to
 /// be destroyed from inside one of its own calls (see retire()).
@@ -38,6 +43,14 @@ class Connection {
   capnp::Capability::Client bootstrap();
   /// Resolves when the connection is over, for whatever reason; never rejects. Call once.
   kj::Promise<void> closed();
+
+  /// Every call is answered, and the answers wait for nothing but the socket. Of connections that
+  /// serve some directly.
+  bool idle() { return direct_ && direct_->idle() && queued_bytes() == 0; }
+  /// Tells the other side to go, which may take all that has no answer as not begun (kLeaving), and
+  /// begins nothing more. Only while idle(). It lasts until the other side closes it, or until it
+  /// is destroyed: not at once, or what was said may get lost.
+  void leave();
 
   UvStream& stream() { return *stream_; }
   FramedStream& framing() { return framing_; }

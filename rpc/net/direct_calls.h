@@ -58,6 +58,8 @@ class DirectCalls final : public MessageFilter {
   }
   /// Answers a call with an exception.
   void fail(std::uint32_t id, const kj::Exception& exception);
+  /// Every call that has come is answered, by whoever serves it.
+  bool idle() const { return waiting_ == 0 && others_open_ == 0; }
   /// Calls that are not answered yet.
   std::size_t waiting() const { return waiting_; }
 

@@ -261,6 +261,7 @@ bool FramedStream::queue_full() {
 }
 
 bool FramedStream::filtered(capnp::rpc::Message::Reader message) {
+  if (ignoring_) return true;
   if (filter_ == nullptr) return false;
   filtering_ = true;
   return filter_->received(message);

@@ -84,6 +84,8 @@ class FramedStream final : public capnp::MessageStream {
   /// From the next message on; `filter` outlives this. Output that it sends itself holds reading
   /// back too.
   void set_filter(MessageFilter& filter) { filter_ = &filter; }
+  /// Messages that come later are thrown away, without a word to KJ or the filter.
+  void ignore_input() { ignoring_ = true; }
   /// From the next message on.
   void set_message_words(std::size_t words) { limits_.message_words = words; }
 
@@ -122,6 +124,7 @@ class FramedStream final : public capnp::MessageStream {
   kj::Maybe<kj::TimePoint> stalled_;
   kj::PromiseFulfillerPair<void> read_end_;
   MessageFilter* filter_ = nullptr;
+  bool ignoring_ = false;
   bool filtering_ = false;  // the filter has received what no input_ends() followed yet
   std::uint64_t messages_read_ = 0;
   std::size_t open_calls_ = 0;

@@ -118,6 +118,11 @@ void Listener::close() {
   fd_ = nullptr;
 }
 
+void Listener::drain() {
+  if (poll_ != nullptr) accept_some();
+  close();
+}
+
 void Listener::accept_some() {
   for (int i = 0; i < kAcceptsPerTurn && poll_ != nullptr; ++i) {
     sockaddr_storage from{};

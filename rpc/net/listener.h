@@ -62,6 +62,8 @@ class Listener {
   bool open(const std::string& address, Sharing sharing, std::string& error);
   /// Stops accepting; accepted connections stay. Idempotent.
   void close();
+  /// The same, but takes those that wait to be accepted, up to 64 of them.
+  void drain();
 
   /// What it is bound to; port 0 before open().
   const Address& address() const { return address_; }

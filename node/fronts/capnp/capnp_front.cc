@@ -26,6 +26,7 @@ constexpr std::size_t kBytesPerRequest = sizeof(Request) + 2 * sizeof(Reply) + s
 /// may bring hundreds of calls whose requests take no room in it.
 constexpr std::size_t kMostTogether = 256;
 constexpr auto kSweepInterval = 500 * kj::MILLISECONDS;
+constexpr auto kLetGoInterval = 2 * kj::MILLISECONDS;
 /// The ordinal of Service.check.
 constexpr std::uint16_t kCheckMethod = 0;
 
@@ -215,6 +216,7 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
     Impl* front;  // null once the connection is over
     kj::Own<rpc::Connection> connection;
     std::string address;
+    bool left = false;  // it was told to go
     std::size_t in_flight = 0;
     kj::Maybe<kj::Own<Checks>> checks;
   };
@@ -323,6 +325,7 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
   void forget(Client& client);
   void stop();
   kj::Promise<void> sweep();
+  kj::Promise<void> let_go();
   void taskFailed(kj::Exception&& e) override { KJ_LOG(ERROR, "client connection", e); }
 
   rpc::EventLoop& loop;
@@ -335,6 +338,7 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
   rpc::Listener listener;
   std::list<kj::Own<Client>> clients;
   bool open = false;
+  bool draining = false;
   kj::TaskSet tasks;
 };
 
@@ -671,6 +675,17 @@ kj::Promise<void> CapnpFront::Impl::sweep() {
   });
 }
 
+/// Each client is told to go once it waits for nothing.
+kj::Promise<void> CapnpFront::Impl::let_go() {
+  if (!open) return kj::READY_NOW;
+  for (auto& client : clients) {
+    if (client->left || !client->connection->idle()) continue;
+    client->left = true;
+    client->connection->leave();
+  }
+  return loop.timer().afterDelay(kLetGoInterval).then([this] { return let_go(); });
+}
+
 CapnpFront::CapnpFront(rpc::EventLoop& loop, Service& service, CapnpLimits limits)
     : impl_(std::make_unique<Impl>(loop, service, limits)) {}
 
@@ -692,7 +707,9 @@ std::uint16_t CapnpFront::port() const {
 }
 
 void CapnpFront::drain() {
-  impl_->listener.close();
+  if (!impl_->open || std::exchange(impl_->draining, true)) return;
+  impl_->listener.drain();
+  impl_->tasks.add(impl_->let_go());
 }
 
 void CapnpFront::stop() {

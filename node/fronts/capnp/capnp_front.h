@@ -46,6 +46,8 @@ class CapnpFront final : public Front {
 
   bool start(const std::string& address, rpc::Sharing sharing, std::string& error) override;
   std::uint16_t port() const override;
+  /// Clients are told to go once all that they asked is answered: what they send then they may ask
+  /// another node (rpc::kLeaving).
   void drain() override;
   /// Drops unfinished calls and all connections.
   void stop() override;

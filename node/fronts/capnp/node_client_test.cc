@@ -93,6 +93,7 @@ class ServerThread {
       EXPECT_TRUE(server.start("127.0.0.1:" + std::to_string(port), Sharing::alone, error))
           << error;
       loop_ = &loop;
+      front_ = &server;
       handler_ = &handler;
       port_ = server.port();
       ready.set_value();
@@ -107,9 +108,13 @@ class ServerThread {
   std::uint16_t port() const { return port_; }
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
   Handler& handler() { return *handler_; }
+  void drain() {
+    loop_->post([this] { front_->drain(); });
+  }
 
  private:
   EventLoop* loop_ = nullptr;
+  node::CapnpFront* front_ = nullptr;
   Handler* handler_ = nullptr;
   std::uint16_t port_ = 0;
   std::thread thread_;
@@ -161,6 +166,38 @@ TEST(Client, ChecksOneAndMany) {
   }
   EXPECT_EQ(server.handler().seen, 3001u);
   EXPECT_TRUE(client.check(std::span<const CheckItem>{}).empty());
+}
+
+TEST(Client, IsToldToGoByAServerThatDrains) {
+  for (int round = 0; round < 10; ++round) {
+    auto server = std::make_unique<ServerThread>();
+    server->handler().delay_ms = round % 3;
+    const auto options = patient(server->address());
+    std::vector<std::unique_ptr<NodeClient>> clients;
+    for (int i = 0; i < 3; ++i) clients.push_back(std::make_unique<NodeClient>(options));
+    std::atomic<std::size_t> answered{0};
+    std::vector<std::thread> threads;
+    for (const auto& client : clients) {
+      threads.emplace_back([&answered, &client] {
+        for (int i = 0;; ++i) {
+          const Error error = i % 5 == 4 ? client->reserve(item(1), kSecond).decision.error
+                                         : client->check(item(1)).error;
+          if (error.empty()) {
+            ++answered;
+            continue;
+          }
+          // What was sent and not answered was surely not begun.
+          EXPECT_EQ(error.kind, ErrorKind::unavailable) << error.to_string();
+          break;
+        }
+      });
+    }
+    const NodeClient silent(options);
+    EXPECT_TRUE(wait_for([&] { return answered >= 30 && silent.connected(); }));
+    server->drain();
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_TRUE(wait_for([&] { return !silent.connected(); }));
+  }
 }
 
 TEST(Client, ReservesAndSettles) {

@@ -19,8 +19,9 @@ bool HttpListener::start(const std::string& address, rpc::Sharing sharing, std::
 }
 
 void HttpListener::drain() {
-  listener_.close();
+  // Those who come last may ask once.
   server_.drain();
+  listener_.drain();
 }
 
 void HttpListener::stop() {
