@@ -7,19 +7,23 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <random>
 #include <thread>
 
 #include <cluster/cluster.h>
 #include <load/load.h>
 #include <weir/rpc/client/client.h>
+#include <weir/rpc/peers/peers.h>
 
 namespace weir::examples {
 namespace {
@@ -179,9 +183,7 @@ class KeptHttp {
 
   /// The status; 0: no answer.
   int check(const std::string& mode, const std::string& key) {
-    char byte = 0;
-    if (fd_ >= 0 && ::recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) close();
-    if (fd_ < 0 && !connect()) return 0;
+    if (!hold()) return 0;
     const std::string body =
         fmt::format(R"({{"domain":"api","descriptor":{{"mode":"{}","key":"{}"}}}})", mode, key);
     const std::string request = fmt::format(
@@ -203,8 +205,11 @@ class KeptHttp {
     return std::stoi(answer.substr(9, 3));
   }
 
- private:
-  bool connect() {
+  /// Connects if it is not, or not any more.
+  bool hold() {
+    char byte = 0;
+    if (fd_ >= 0 && ::recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) close();
+    if (fd_ >= 0) return true;
     fd_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in to{};
     to.sin_family = AF_INET;
@@ -213,6 +218,8 @@ class KeptHttp {
     if (::connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof to) != 0) close();
     return fd_ >= 0;
   }
+
+ private:
   void close() {
     if (fd_ >= 0) ::close(fd_);
     fd_ = -1;
@@ -1035,6 +1042,132 @@ TEST_F(ClusterTest, AStoreHasOneOwner) {
   while (std::fgets(buffer, sizeof buffer, pipe) != nullptr) text += buffer;
   EXPECT_NE(::pclose(pipe), 0);
   EXPECT_NE(text.find("start_failed"), std::string::npos) << text;
+}
+
+/// Dials a node as one that is no member, again and again.
+class Stranger final : public rpc::PeerHandler {
+ public:
+  explicit Stranger(const std::string& peers_address) {
+    thread_ = std::thread([this, peers_address] {
+      rpc::EventLoop loop;
+      rpc::PeerOptions settings;
+      settings.self = {"nowhere", "nobody"};
+      settings.incarnation = {1, 2};
+      settings.cluster = "example";
+      settings.secret = "not the secret of this cluster";
+      settings.listen = "127.0.0.1:0";
+      settings.peers = {{{"eu", "eu-1"}, peers_address}};
+      settings.backoff_min = settings.backoff_max = kMillisecond;
+      rpc::PeerNetwork network(loop, settings, *this);
+      std::string error;
+      EXPECT_TRUE(network.start(error)) << error;
+      loop_ = &loop;
+      ready_.set_value();
+      loop.run();
+      network.stop();
+    });
+    ready_.get_future().wait();
+  }
+  ~Stranger() override {
+    loop_->stop();
+    thread_.join();
+  }
+  void peer_up(crdt::PeerIndex, const crdt::Incarnation&) override {}
+  void peer_down(crdt::PeerIndex) override {}
+  kj::Promise<void> receive(crdt::PeerIndex, const crdt::Incarnation&, crdt::Message) override {
+    return kj::READY_NOW;
+  }
+  void refused(const std::string&, const std::string&) override { ++refusals; }
+
+  std::atomic<std::uint64_t> refusals{0};
+
+ private:
+  std::promise<void> ready_;
+  rpc::EventLoop* loop_ = nullptr;
+  std::thread thread_;
+};
+
+TEST_F(ClusterTest, StrangersKeepNoMemberOutAndFillNoLog) {
+  Cluster cluster(options({"eu", "us"}));
+  cluster.start_all();
+  ASSERT_TRUE(converges(cluster));
+  const std::string address = cluster.peers_address(0);
+  const auto before = std::filesystem::file_size(cluster.log_path(0));
+  {
+    Stranger one(address);
+    Stranger two(address);
+    for (int i = 0; i < 100 && one.refusals + two.refusals < 500; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    EXPECT_GE(one.refusals + two.refusals, 500u);
+  }
+  EXPECT_LT(std::filesystem::file_size(cluster.log_path(0)) - before, 10'000u);
+
+  // Silent connections, each made anew once it is closed.
+  std::atomic<bool> over{false};
+  std::thread silent([&] {
+    std::deque<KeptHttp> held;
+    for (int i = 0; i < 100; ++i) held.emplace_back(address);
+    while (!over) {
+      for (KeptHttp& one : held) one.hold();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  cluster.kill(1, SIGKILL);
+  cluster.start(1);
+  EXPECT_TRUE(converges(cluster, 5 * kSecond)) << cluster.status(1);
+  over = true;
+  silent.join();
+}
+
+TEST_F(ClusterTest, TwoNodesOfOneNameAreTold) {
+  Cluster cluster(options({"eu", "us"}));
+  cluster.start_all();
+  ASSERT_TRUE(converges(cluster));
+  // A copy of us, with another folder and other ports.
+  const std::filesystem::path folder = directory_ / "us" / "copy";
+  std::filesystem::create_directories(folder);
+  std::ifstream in(directory_ / "us" / "node.yaml");
+  std::ofstream out(folder / "node.yaml");
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("listen:")) line = "listen: {peers: '127.0.0.1:0', admin: '127.0.0.1:0'}";
+    if (line.starts_with("rules:")) line = "rules: ../../rules.yaml";
+    out << line << "\n";
+  }
+  out.close();
+  const std::string command =
+      fmt::format("exec '{}' --config '{}' 2>'{}'", WEIR_NODE_PROGRAM,
+                  (folder / "node.yaml").string(), (folder / "node.log").string());
+  const pid_t copy = ::fork();
+  ASSERT_GE(copy, 0);
+  if (copy == 0) {
+    ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+    ::_exit(127);
+  }
+  const auto ready = [&](std::size_t node) {
+    return http_get(cluster.admin_address(node), "/readyz");
+  };
+  const auto text_of = [](const std::filesystem::path& file) {
+    std::ifstream text(file);
+    return std::string(std::istreambuf_iterator<char>(text), {});
+  };
+  const std::string theirs = R"("event":"two_of_one_name","member":"us/us-1","seen_by":"eu/eu-1")";
+  bool told = false;
+  for (int i = 0; i < 300 && !told; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    told = ready(0).find("names: two nodes run as us/us-1") != std::string::npos &&
+           text_of(cluster.log_path(1)).find(theirs) != std::string::npos &&
+           text_of(folder / "node.log").find(theirs) != std::string::npos;
+  }
+  EXPECT_TRUE(told) << ready(0) << text_of(folder / "node.log");
+  EXPECT_NE(text_of(cluster.log_path(0)).find(R"("event":"two_of_one_name","member":"us/us-1"})"),
+            std::string::npos);
+  EXPECT_NE(http_get(cluster.admin_address(0), "/metrics")
+                .find("weir_peer_two_of_name{peer=\"us/us-1\"} 1"),
+            std::string::npos);
+  ::kill(copy, SIGKILL);
+  ::waitpid(copy, nullptr, 0);
 }
 
 }  // namespace

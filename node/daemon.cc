@@ -14,6 +14,8 @@
 #include <weir/node/control/rules_watch.h>
 #include <weir/node/engine/engine.h>
 #include <weir/node/fronts/factory.h>
+#include <weir/node/kj_log.h>
+#include <weir/node/log_limit.h>
 #include <weir/node/report/clock_watch.h>
 #include <weir/node/report/report.h>
 #include <weir/node/service/coordinator.h>
@@ -55,6 +57,7 @@ std::string peer_name(const crdt::Member& member) {
 struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   NodeConfig config;
   Log& log;
+  LogLimit others{log};  // what others cause
   rpc::EventLoop loop;
   RulesControl control;
   std::unique_ptr<storage::Store> store;
@@ -64,7 +67,9 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   std::unique_ptr<rpc::PeerNetwork> peers;
   std::unique_ptr<NodeReport> report;
   ClockWatch clocks;
-  Nanos clocks_looked_at = 0;
+  Nanos links_looked_at = 0;
+  std::vector<bool> two_of_name;  // by peer: it was logged
+  bool namesake = false;          // the same of this node's name
   MainLoopAnswers answers;
   std::unique_ptr<Worker::Shared> shared;
   std::vector<std::unique_ptr<Worker>> workers;
@@ -105,11 +110,15 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     return in_nanos(now) + clock_offset();
   }
 
-  Nanos clock_offset() const {
-    if (config.clock_offset == 0 || config.clock_offset_until == kNever) return config.clock_offset;
+  static Nanos monotonic() {
     timespec now{};
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return in_nanos(now) < config.clock_offset_until ? config.clock_offset : 0;
+    return in_nanos(now);
+  }
+
+  Nanos clock_offset() const {
+    if (config.clock_offset == 0 || config.clock_offset_until == kNever) return config.clock_offset;
+    return monotonic() < config.clock_offset_until ? config.clock_offset : 0;
   }
 
   // The start.
@@ -219,7 +228,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
       report->status_json(std::move(done));
     };
     shared = std::make_unique<Worker::Shared>(
-        Worker::Shared{config, loop, *engine, *coordinator, answers, wall});
+        Worker::Shared{config, loop, *engine, *coordinator, answers, wall, others});
     for (unsigned i = 0; i < config.threads; ++i) {
       workers.push_back(std::make_unique<Worker>(*shared));
     }
@@ -311,7 +320,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
       set_back = !leaving;
       return stop();
     }
-    look_at_clocks();
+    look_at_links();
     loop.meter()->step("forward");
     coordinator->pump();
     if (engine->ready_for_more()) {
@@ -320,16 +329,29 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     if (stopping) close_once_told();
   }
 
-  void look_at_clocks() {
+  /// Every second: what peers' links say of clocks and names.
+  void look_at_links() {
     const Nanos wall = wall_clock();
-    if (std::abs(wall - clocks_looked_at) < kSecond) return;
-    clocks_looked_at = wall;
+    if (std::abs(wall - links_looked_at) < kSecond) return;
+    links_looked_at = wall;
+    others.tell(monotonic());
     std::vector<ClockWatch::Peer> seen;
+    two_of_name.resize(config.peers.size());
+    std::string who_sees;
     for (crdt::PeerIndex i = 0; i < config.peers.size(); ++i) {
       const rpc::LinkStatus link = peers->status(i);
-      seen.push_back({peer_name(config.peers[i].member), link.skew, link.skew_error});
+      const std::string name = peer_name(config.peers[i].member);
+      seen.push_back({name, link.skew, link.skew_error});
+      if (link.sees_namesake) who_sees = name;
+      if (two_of_name[i] == link.two_of_name) continue;
+      two_of_name[i] = link.two_of_name;
+      if (link.two_of_name) log.warn("two_of_one_name", {{"member", name}});
     }
     clocks.look(wall, seen);
+    if (!namesake && !who_sees.empty()) {
+      log.warn("two_of_one_name", {{"member", peer_name(config.self)}, {"seen_by", who_sees}});
+    }
+    namesake = !who_sees.empty();
   }
 
   /// Someone waits for a commit: pump at the end of this turn, not at the next interval.
@@ -428,6 +450,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   }
 
   void run() {
+    const KjLog kj_log(others);
     loop.run();
     signals.clear();
     pump_timer.reset();
@@ -462,7 +485,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   }
 
   void refused(const std::string& who, const std::string& why) override {
-    log.warn("peer_refused", {{"who", who}, {"why", why}});
+    others.warn(monotonic(), "peer_refused", {{"who", who}, {"why", why}});
   }
 
   void serve(crdt::PeerIndex, std::vector<rpc::CheckItem> items,

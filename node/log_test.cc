@@ -1,4 +1,5 @@
 #include <weir/node/log.h>
+#include <weir/node/log_limit.h>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -203,6 +204,29 @@ TEST(Log, FormatsTimes) {
   EXPECT_EQ(format_rfc3339(951'782'400 * kSecond - 1), "2000-02-28T23:59:59.999Z");
   EXPECT_EQ(format_rfc3339(951'782'400 * kSecond), "2000-02-29T00:00:00.000Z");
   EXPECT_EQ(format_rfc3339(kNever), "2200-01-01T00:00:00.000Z");
+}
+
+TEST(LogLimit, LeavesOutWhatIsTooMuchAndSaysHowMuch) {
+  Pipe pipe;
+  Log log(pipe.options(LogFormat::text));
+  LogLimit limit(log);
+  Nanos now = kMinute;
+  for (int i = 0; i < 1000; ++i) limit.warn(now, "refused", {{"n", i}});
+  limit.warn(now, "other", {});  // has its own
+  limit.tell(now);
+  limit.tell(now);
+  limit.warn(now + LogLimit::kEach, "refused", {{"n", 1000}});
+  limit.warn(now + LogLimit::kEach, "refused", {{"n", 1001}});
+  limit.tell(now + kSecond);
+  limit.tell(now + LogLimit::kEach);
+  const std::vector<std::string> lines = pipe.lines();
+  ASSERT_EQ(lines.size(), LogLimit::kBurst + 4u);
+  EXPECT_THAT(lines[LogLimit::kBurst - 1], testing::HasSubstr("n=19"));
+  EXPECT_THAT(lines[LogLimit::kBurst], testing::HasSubstr("event=other"));
+  EXPECT_THAT(lines[LogLimit::kBurst + 1],
+              testing::HasSubstr("event=log_lines_left_out of=refused lines=980"));
+  EXPECT_THAT(lines[LogLimit::kBurst + 2], testing::HasSubstr("n=1000"));
+  EXPECT_THAT(lines[LogLimit::kBurst + 3], testing::HasSubstr("lines=1"));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <weir/node/fronts/factory.h>
+#include <weir/node/kj_log.h>
 #include <weir/rpc/net/address.h>
 
 namespace weir::node {
@@ -35,6 +36,7 @@ Worker::~Worker() {
 void Worker::run(std::promise<void>& ready) {
   bool reported = false;
   try {
+    const KjLog kj_log(shared_.log);
     rpc::EventLoop loop;
     Thread state(loop, shared_);
     loop_ = &loop;

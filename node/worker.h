@@ -11,6 +11,7 @@
 #include <weir/node/config.h>
 #include <weir/node/engine/engine.h>
 #include <weir/node/fronts/front.h>
+#include <weir/node/log_limit.h>
 #include <weir/node/service/coordinator.h>
 #include <weir/node/service/worker_service.h>
 #include <weir/rpc/net/event_loop.h>
@@ -29,6 +30,7 @@ class Worker {
     Coordinator& coordinator;
     const MainLoopAnswers& answers;
     std::function<Nanos()> wall;
+    LogLimit& log;
   };
 
   explicit Worker(const Shared& shared);

@@ -46,8 +46,9 @@ interface Gate {
 interface Link {
   # Carries messages and questions from the dialer to the acceptor, never back.
   send @0 (message :Message) -> ();  # returns when the receiver is ready for more
-  ping @1 () -> (atNs :Int64);
-  # The acceptor's wall clock, ns since 1970; 0 of one that does not tell.
+  ping @1 () -> (atNs :Int64, namesake :Bool);
+  # The acceptor's wall clock, ns since 1970; 0 of one that does not tell. `namesake`: another node
+  # has proved lately that it is the dialer's member.
 
   # What the acceptor is to decide for the dialer: see Service for what each means. A call that
   # fails as overloaded, or as unimplemented, was not begun.

@@ -91,6 +91,9 @@ std::string Cluster::directory_of(std::size_t node) const {
 std::string Cluster::log_path(std::size_t node) const {
   return directory_of(node) + "/node.log";
 }
+std::string Cluster::peers_address(std::size_t node) const {
+  return loopback(nodes_[node].peers);
+}
 std::string Cluster::client_address(std::size_t node) const {
   return loopback(nodes_[node].clients);
 }

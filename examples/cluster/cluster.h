@@ -42,6 +42,7 @@ class Cluster {
   std::string client_address(std::size_t node) const;
   std::string http_address(std::size_t node) const;
   std::string admin_address(std::size_t node) const;  ///< status, metrics, health
+  std::string peers_address(std::size_t node) const;  ///< without the relays
   std::string log_path(std::size_t node) const;
   pid_t pid(std::size_t node) const { return nodes_[node].pid; }
 

@@ -182,6 +182,14 @@ std::string status_text(std::span<const NodeAnswer> answers) {
     const Json& wrong = field(field(*status, "clock"), "wrong");
     if (wrong.is_string() && !wrong.get<std::string>().empty())
       failures += fmt::format("{}: {}\n", name, text(wrong));
+    const Json& conditions = field(*status, "conditions");
+    for (const Json& one : conditions.is_array() ? conditions : Json::array()) {
+      const Json& what = field(one, "text");
+      if (field(one, "name") == "clock" || !what.is_string() || what.get<std::string>().empty()) {
+        continue;
+      }
+      failures += fmt::format("{}: {}: {}\n", name, text(one, "name"), text(what));
+    }
     unmet += unmet_of(name, *status);
     add_rules(rules, name, *status);
     add_peers(peers, name, *status);

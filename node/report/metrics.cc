@@ -107,6 +107,12 @@ void add_peers(Page& page, const std::vector<PeerMetrics>& peers) {
     if (peer.skew) page.add({{"peer", peer.peer}}, *peer.skew);
   }
 
+  page.gauge("weir_peer_two_of_name",
+             "1 while two nodes run under the peer's name, or did a minute ago.");
+  for (const PeerMetrics& peer : peers) {
+    page.add({{"peer", peer.peer}}, peer.two_of_name ? 1.0 : 0.0);
+  }
+
   page.counter("weir_peer_dropped_messages_total",
                "Messages to the peer that were dropped because it was down or slow; they are sent "
                "again later.");
@@ -260,6 +266,8 @@ std::string render_metrics(const NodeMetrics& metrics) {
              "0 while this node's clock is more than max_skew off from most others, or stands "
              "outside of the years 2020 to 2200.");
   page.add({}, metrics.clock_ok ? 1.0 : 0.0);
+  page.gauge("weir_namesake", "1 while a peer hears another node that runs under this name, too.");
+  page.add({}, metrics.namesake ? 1.0 : 0.0);
   page.gauge("weir_clock_set_back_seconds",
              "By how much the clock had been set back when the node went on under a fresh "
              "incarnation; 0 if it had not.");

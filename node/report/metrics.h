@@ -32,6 +32,7 @@ struct PeerMetrics {
   std::optional<double> lag;   ///< seconds since it held all of ours; unknown: never did
   std::optional<double> skew;  ///< seconds its clock is ahead of ours
   std::uint64_t dropped_messages = 0;
+  bool two_of_name = false;  ///< LinkStatus::two_of_name
 };
 
 struct StorageMetrics {
@@ -123,6 +124,7 @@ struct NodeMetrics {
   std::uint64_t cells = 0;
   bool clock_ok = true;               ///< nothing is known to be wrong with the clock
   double clock_set_back_seconds = 0;  ///< by so much, before the start
+  bool namesake = false;              ///< a peer has seen another node of this name
   RequestIdMetrics request_ids;
   TicketMetrics tickets;
   UnmetMetrics unmet;

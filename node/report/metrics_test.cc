@@ -93,6 +93,7 @@ NodeMetrics example() {
   metrics.max_series = 1000;
   metrics.cells = 34;
   metrics.clock_ok = false;
+  metrics.namesake = true;
   metrics.clock_set_back_seconds = 3600.5;
   metrics.request_ids = {35, 36, 37};
   metrics.tickets = {38, 39, 40};
@@ -101,7 +102,7 @@ NodeMetrics example() {
   metrics.rules_file = {"0123456789abcdef", 1'767'323'046.5, 41, 42, false};
   metrics.rules = {{"api", "per-key", 100, 7, 2, 5, false, 43, 44, 45, 46},
                    {"api", "trial", 50, 9, 0, 0, true}};
-  metrics.peers = {{"us/us-1", true, 5, 0.25, -0.125, 3}, {"ap/ap-1", false, 0, {}, {}, 0}};
+  metrics.peers = {{"us/us-1", true, 5, 0.25, -0.125, 3, true}, {"ap/ap-1", false, 0, {}, {}, 0}};
   metrics.storage = StorageMetrics{true, 10, 20, 4096, 1, 0.004, 11, 12};
   metrics.home = HomeMetrics{13, 14, 15, 16};
   metrics.escrow = EscrowMetrics{true, false, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61};
@@ -118,6 +119,7 @@ TEST(Metrics, RendersEveryFigure) {
       {"weir_series_limit", 1000},
       {"weir_cells", 34},
       {"weir_clock_ok", 0},
+      {"weir_namesake", 1},
       {"weir_clock_set_back_seconds", 3600.5},
       {"weir_request_ids", 35},
       {"weir_request_ids_repeated_total", 36},
@@ -178,6 +180,8 @@ TEST(Metrics, RendersEveryFigure) {
       {"weir_peer_unacked_changes{peer=\"ap/ap-1\"}", 0},
       {"weir_peer_lag_seconds{peer=\"us/us-1\"}", 0.25},
       {"weir_peer_clock_skew_seconds{peer=\"us/us-1\"}", -0.125},
+      {"weir_peer_two_of_name{peer=\"us/us-1\"}", 1},
+      {"weir_peer_two_of_name{peer=\"ap/ap-1\"}", 0},
       {"weir_peer_dropped_messages_total{peer=\"us/us-1\"}", 3},
       {"weir_peer_dropped_messages_total{peer=\"ap/ap-1\"}", 0},
       {"weir_storage_ok", 1},

@@ -181,6 +181,8 @@ json peers_json(const crdt::Replica& replica, const rpc::PeerNetwork* peers, Nan
         {"last_error", session.last_error}};
     if (link.caught_up_at != 0) peer["caught_up_s"] = seconds_since(link.caught_up_at, now);
     if (link.heard_at != 0) peer["heard_s"] = seconds_since(link.heard_at, now);
+    peer["two_of_name"] = session.two_of_name;
+    peer["sees_namesake"] = session.sees_namesake;
     if (session.skew) peer["clock_ahead_s"] = seconds(*session.skew);
     out.push_back(std::move(peer));
   }
@@ -331,6 +333,8 @@ void NodeReport::collect_peers(NodeMetrics& out, Nanos now) {
     const rpc::LinkStatus link = from_.peers->status(i);
     peer.dropped_messages = link.dropped;
     if (link.skew) peer.skew = seconds(*link.skew);
+    peer.two_of_name = link.two_of_name;
+    out.namesake |= link.sees_namesake;
     out.peers.push_back(std::move(peer));
   }
 }
@@ -396,6 +400,19 @@ std::vector<Condition> NodeReport::conditions() {
   }
   peers.ready = any_up || peers.text.empty();
 
+  // Which of the two is the wrong one nobody here can tell.
+  Condition names{"names"};
+  for (crdt::PeerIndex i = 0; from_.peers != nullptr && i < from_.config.peers.size(); ++i) {
+    const rpc::LinkStatus link = from_.peers->status(i);
+    const std::string peer = peer_name(from_.config.peers[i].member);
+    if (link.two_of_name) names.text += "two nodes run as " + peer + "; ";
+    if (link.sees_namesake) {
+      names.text += "another node runs as " + peer_name(from_.config.self) +
+                    ", this node's name, and " + peer + " hears both; ";
+    }
+  }
+  if (!names.text.empty()) names.text.resize(names.text.size() - 2);
+
   Condition clock{"clock"};
   clock.text = from_.clock.wrong();
   clock.ready = clock.text.empty();
@@ -403,8 +420,8 @@ std::vector<Condition> NodeReport::conditions() {
   // The last good ones are in force: all nodes may have got the same bad file.
   Condition rules{"rules"};
   rules.text = from_.control.status().last_error;
-  return {std::move(stopping), std::move(storage), std::move(disk),
-          std::move(peers),    std::move(clock),   std::move(rules)};
+  return {std::move(stopping), std::move(storage), std::move(disk), std::move(peers),
+          std::move(names),    std::move(clock),   std::move(rules)};
 }
 
 }  // namespace weir::node

@@ -34,7 +34,11 @@ constexpr std::array<std::string_view, crdt::kMessageKinds> kKinds = {
 constexpr const char* kNotServed = "no rule is decided for other nodes here";
 /// What all inbound connections may be reading at once.
 constexpr std::size_t kReadBudget = 256u << 20;
-constexpr auto kSweepInterval = 500 * kj::MILLISECONDS;
+constexpr auto kSweepInterval = 250 * kj::MILLISECONDS;
+/// Connections that are over and not destroyed yet: those of one turn.
+constexpr std::size_t kStillClosing = 256;
+/// So long two nodes of one name are told of, after each was heard.
+constexpr auto kTwoOfName = 60 * kj::SECONDS;
 /// A session that lived so long starts its back-off anew.
 constexpr auto kSettled = 10 * kj::SECONDS;
 
@@ -87,11 +91,26 @@ struct PeerNetwork::Impl final : kj::TaskSet::ErrorHandler {
   Impl(EventLoop& l, PeerOptions o, PeerHandler& h);
   ~Impl();
 
+  /// Who proved to be one member. An incarnation that was replaced by another, and is back, lives
+  /// beside that one.
+  struct Names {
+    crdt::Incarnation last;
+    crdt::Incarnation former;
+    kj::Maybe<kj::TimePoint> two_at;
+    void add(const crdt::Incarnation& incarnation, kj::TimePoint now) {
+      if (incarnation == last) return;
+      if (incarnation == former) two_at = now;
+      former = std::exchange(last, incarnation);
+    }
+  };
+
   bool start(std::string& error);
   void stop();
+  bool two_of_name(crdt::PeerIndex peer) const;
   void accept(kj::Own<UvStream> stream, const Address& from);
   void forget(Inbound& inbound);
   void drop_inbound();
+  void make_room(const std::string& host);
   kj::Promise<void> sweep();
   int find(const crdt::Member& member) const;
   void report(const std::string& who, const std::string& why);
@@ -112,6 +131,7 @@ struct PeerNetwork::Impl final : kj::TaskSet::ErrorHandler {
   std::vector<Inbound*> sessions;  // by peer; null: none
   std::vector<kj::Own<Outgoing>> outgoing;
   std::vector<LinkStatus> counters;
+  std::vector<Names> proved;  // by peer
   ForwardServer serving;
   std::vector<kj::Own<ForwardQueue>> asking;  // by peer
   kj::TaskSet tasks;
@@ -125,10 +145,12 @@ class PeerNetwork::Impl::Inbound : public kj::Refcounted {
  public:
   enum class Stage { connected, greeted, proved, refused };
 
-  Inbound(Impl& network, const Address& remote) : net(&network), from(to_string(remote)) {}
+  Inbound(Impl& network, const Address& remote)
+      : net(&network), from(to_string(remote)), host(host_of(remote)) {}
 
   Impl* net;
   std::string from;
+  std::string host;
   Stage stage = Stage::connected;
   kj::Own<Connection> connection;
   std::uint32_t version = 0;
@@ -175,6 +197,7 @@ class PeerNetwork::Impl::LinkServer final : public schema::Link::Server {
     Impl* net = session_->net;
     if (net == nullptr) return KJ_EXCEPTION(DISCONNECTED, "this session is over");
     if (net->options.wall) context.getResults().setAtNs(net->options.wall());
+    context.getResults().setNamesake(net->two_of_name(session_->peer));
     return kj::READY_NOW;
   }
 
@@ -243,6 +266,7 @@ class PeerNetwork::Impl::GateServer final : public schema::Gate::Server {
     Inbound* former = std::exchange(net->sessions[in_->peer], in_.get());
     if (former != nullptr) net->forget(*former);
     in_->stage = Inbound::Stage::proved;
+    net->proved[in_->peer].add(in_->dialer.incarnation, net->loop.timer().now());
     in_->connection->framing().set_message_words(kMemberWords);
     results.setMac(as_data(weir::rpc::prove(net->key, Role::acceptor, in_->version, cluster,
                                             in_->dialer, in_->acceptor)));
@@ -325,6 +349,7 @@ class PeerNetwork::Impl::Outgoing {
     tally.in_flight = 0;
     tally.in_flight_bytes = 0;
     tally.skew.reset();
+    tally.sees_namesake = false;
     Impl& net = net_;
     ForwardQueue& asked = *net.asking[index_];
     asked.mute();
@@ -517,6 +542,7 @@ void PeerNetwork::Impl::Outgoing::ping() {
   const kj::TimePoint asked = kj::systemPreciseMonotonicClock().now();
   auto answered = [this, s = kj::addRef(*session_), asked](auto&& response) mutable {
     s->ping_in_flight = false;
+    if (s->current) net_.counters[index_].sees_namesake = response.getNamesake();
     if (!s->current || !net_.options.wall || response.getAtNs() == 0) return;
     const Nanos took = (kj::systemPreciseMonotonicClock().now() - asked) / kj::NANOSECONDS;
     s->skew.add(net_.options.wall(), took, response.getAtNs());
@@ -617,10 +643,11 @@ PeerNetwork::Impl::Impl(EventLoop& l, PeerOptions o, PeerHandler& h)
       handler(h),
       budget(std::make_shared<ReadBudget>(kReadBudget)),
       listener(
-          l, options.max_inbound,
+          l, options.peers.size() + options.max_strangers + kStillClosing,
           [this](kj::Own<UvStream> stream, const Address& from) { accept(kj::mv(stream), from); }),
       sessions(options.peers.size()),
       counters(options.peers.size()),
+      proved(options.peers.size()),
       serving(handler, {options.max_served, options.max_served_bytes}, options.peers.size()),
       tasks(*this) {
   for (std::size_t i = 0; i < options.peers.size(); ++i) {
@@ -707,7 +734,36 @@ void PeerNetwork::Impl::stop() {
   sodium_memzero(key.data(), key.size());
 }
 
+bool PeerNetwork::Impl::two_of_name(crdt::PeerIndex peer) const {
+  KJ_IF_MAYBE (at, proved[peer].two_at) {
+    return loop.timer().now() - *at < kTwoOfName;
+  }
+  return false;
+}
+
+/// For one more stranger, from `host`.
+void PeerNetwork::Impl::make_room(const std::string& host) {
+  std::size_t all = 0;
+  std::size_t near = 0;
+  Inbound* oldest = nullptr;
+  Inbound* oldest_near = nullptr;
+  for (auto& in : inbound) {
+    if (in->stage == Inbound::Stage::proved) continue;
+    ++all;
+    if (oldest == nullptr) oldest = in.get();
+    if (in->host != host) continue;
+    ++near;
+    if (oldest_near == nullptr) oldest_near = in.get();
+  }
+  if (near >= options.max_strangers_of_address) {
+    forget(*oldest_near);
+  } else if (all >= options.max_strangers) {
+    forget(*oldest);
+  }
+}
+
 void PeerNetwork::Impl::accept(kj::Own<UvStream> stream, const Address& from) {
+  make_room(host_of(from));
   ConnectionLimits limits;
   limits.framing.message_words = kStrangerWords;
   auto in = kj::refcounted<Inbound>(*this, from);
@@ -739,7 +795,7 @@ kj::Promise<void> PeerNetwork::Impl::sweep() {
     std::vector<Inbound*> late;
     for (auto& in : inbound) {
       bool stranger = in->stage != Inbound::Stage::proved;
-      if (stranger && now - in->connection->opened() > duration(options.handshake_timeout)) {
+      if (stranger && now - in->connection->opened() > duration(options.stranger_timeout)) {
         late.push_back(in.get());
         continue;
       }
@@ -828,6 +884,7 @@ LinkStatus PeerNetwork::status(crdt::PeerIndex peer) const {
   if (peer >= impl_->counters.size()) return {};
   LinkStatus out = impl_->counters[peer];
   out.heard = impl_->sessions[peer] != nullptr;
+  out.two_of_name = impl_->two_of_name(peer);
   const ForwardCounters& asked = impl_->asking[peer]->counters();
   out.asked = asked.sent;
   out.ask_unsent = asked.unsent;

@@ -66,7 +66,7 @@ struct PeerOptions {
   std::vector<PeerAddress> peers;  ///< crdt::PeerIndex is the index in here
   std::function<Nanos()> wall;     ///< the wall clock that peers are told; may be empty
   Nanos connect_timeout = 2 * kSecond;
-  Nanos handshake_timeout = 5 * kSecond;
+  Nanos handshake_timeout = 5 * kSecond;  ///< of an outgoing session
   Nanos backoff_min = 100 * kMillisecond;
   Nanos backoff_max = 5 * kSecond;
   Nanos ping_interval = kSecond;
@@ -74,7 +74,12 @@ struct PeerOptions {
   Nanos message_timeout = 20 * kSecond;  ///< from the first byte of an inbound message to the last
   std::size_t max_in_flight = 64;        ///< messages to one peer that it has not answered
   std::size_t max_in_flight_bytes = 8u << 20;  ///< and their size together
-  std::size_t max_inbound = 64;                ///< connections, strangers included
+  /// Inbound connections without a proof of who it is; each member's session has a place of its own
+  /// beside them. For one more the oldest goes, of those from the same address if these are as many
+  /// as one address may have.
+  std::size_t max_strangers = 32;
+  std::size_t max_strangers_of_address = 16;
+  Nanos stranger_timeout = 2 * kSecond;  ///< to prove it, about
 
   /// What one peer is asked to decide (PeerNetwork::ask), beside the messages.
   std::size_t max_asked = 4096;            ///< requests that have no answer yet
@@ -94,10 +99,14 @@ struct LinkStatus {
   bool up = false;                ///< the outgoing session
   crdt::Incarnation incarnation;  ///< what the peer proved there; zero if down
   bool heard = false;             ///< an inbound session from this peer is live
-  std::uint64_t sessions = 0;     ///< outgoing sessions since the start
-  std::uint64_t sent = 0;         ///< messages
-  std::uint64_t dropped = 0;      ///< no session, too much in flight, or out of bounds
-  std::uint64_t rejected = 0;     ///< refused by the peer, or lost with the session
+  /// Within the last minute two live nodes proved that they are this member.
+  bool two_of_name = false;
+  /// This peer has seen the same of this node's name.
+  bool sees_namesake = false;
+  std::uint64_t sessions = 0;  ///< outgoing sessions since the start
+  std::uint64_t sent = 0;      ///< messages
+  std::uint64_t dropped = 0;   ///< no session, too much in flight, or out of bounds
+  std::uint64_t rejected = 0;  ///< refused by the peer, or lost with the session
   std::uint64_t received = 0;
   std::uint64_t refused = 0;  ///< inbound messages that were not well-formed
   std::size_t in_flight = 0;

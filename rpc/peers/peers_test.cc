@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <deque>
 #include <future>
 #include <optional>
@@ -409,6 +410,62 @@ TEST_F(DialerTest, StrangersAreShownOutAfterAWhile) {
   ASSERT_TRUE(eventually([&] { return silent->ended(); }));
   EXPECT_TRUE(a_->handler.has_refusal("no handshake in time"));
   greeted->closed().wait(loop_.wait_scope());
+}
+
+TEST_F(DialerTest, StrangersTakeNoMembersPlace) {
+  std::vector<std::unique_ptr<test::RawSocket>> silent;
+  for (int i = 0; i < 200; ++i) {
+    silent.push_back(std::make_unique<test::RawSocket>(test::local(port_a_)));
+  }
+  Dialled d;
+  handshake(d);
+  EXPECT_EQ(d.refused, "");
+  const auto open = [&] {
+    return std::count_if(silent.begin(), silent.end(), [](auto& one) { return !one->ended(); });
+  };
+  ASSERT_TRUE(eventually([&] { return open() < 16; }));
+  // The youngest stay, and a member is none of them.
+  EXPECT_FALSE(silent.back()->ended());
+  for (int i = 0; i < 100; ++i) {
+    silent.push_back(std::make_unique<test::RawSocket>(test::local(port_a_)));
+  }
+  send(d, ack(4)).wait(loop_.wait_scope());
+  EXPECT_EQ(a_->handler.received.size(), 1u);
+}
+
+TEST_F(DialerTest, TwoNodesOfOneNameAreFoundOut) {
+  const auto says_namesake = [&](Dialled& d) {
+    return KJ_ASSERT_NONNULL(d.link).pingRequest().send().wait(loop_.wait_scope()).getNamesake();
+  };
+  Dialled first;
+  handshake(first);
+  Dialled second;  // a restart, as far as anybody knows
+  second.self.incarnation = incarnation(7);
+  handshake(second);
+  EXPECT_FALSE(a_->network.status(0).two_of_name);
+  EXPECT_FALSE(says_namesake(second));
+  Dialled back;  // nobody comes back from having been replaced
+  handshake(back);
+  ASSERT_EQ(back.refused, "");
+  EXPECT_TRUE(a_->network.status(0).two_of_name);
+  EXPECT_FALSE(a_->network.status(1).two_of_name);
+  EXPECT_TRUE(says_namesake(back));
+  Dialled again;
+  again.self.incarnation = incarnation(7);
+  handshake(again);
+  EXPECT_TRUE(says_namesake(again));
+}
+
+TEST_F(DialerTest, ANodeThatRestartsIsOne) {
+  for (std::uint64_t boot = 2; boot < 12; ++boot) {
+    Dialled d;
+    d.self.incarnation = incarnation(boot);
+    handshake(d);
+    Dialled reconnected;
+    reconnected.self.incarnation = incarnation(boot);
+    handshake(reconnected);
+  }
+  EXPECT_FALSE(a_->network.status(0).two_of_name);
 }
 
 TEST_F(DialerTest, StrangersCannotSendLargeMessages) {

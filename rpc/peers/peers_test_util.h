@@ -194,7 +194,7 @@ class DialerTest : public PeersTest {
   DialerTest() {
     a_options_.peers = {peer("b", port_b_), peer("c", port_b_)};
     a_options_.backoff_min = a_options_.backoff_max = kMinute;  // it should not dial meanwhile
-    a_options_.handshake_timeout = 300 * kMillisecond;
+    a_options_.stranger_timeout = 300 * kMillisecond;
     a_.emplace(loop_, a_options_);
   }
   ~DialerTest() noexcept override {}
