@@ -1005,6 +1005,26 @@ TEST_F(ClusterTest, AClockThatWasAheadStopsNobody) {
   EXPECT_TRUE(recovers("d"));
 }
 
+TEST_F(ClusterTest, AClockThatFlapsDoesNotRestartTheNodeEachTime) {
+  Cluster cluster(options({"eu"}));
+  cluster.start(0, {"--clock-offset", "1h", "--clock-flaps", "1500ms"});
+  bool told = false;
+  for (const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(11);
+       std::chrono::steady_clock::now() < end;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    const std::string ready = http_get(cluster.admin_address(0), "/readyz");
+    told |= ready.find("the clock was set back again") != std::string::npos;
+  }
+  EXPECT_TRUE(told);
+  std::ifstream log(cluster.log_path(0));
+  std::size_t restarts = 0;
+  for (std::string line; std::getline(log, line);) {
+    restarts += line.find(R"("event":"clock_set_back")") != std::string::npos;
+  }
+  EXPECT_GE(restarts, 1u);
+  EXPECT_LE(restarts, 2u);
+}
+
 TEST_F(ClusterTest, ClocksThatDifferAreSeen) {
   Cluster cluster(options({"eu", "us", "ap"}));
   cluster.start(0);

@@ -92,6 +92,7 @@ struct NodeConfig {
   /// does.
   Nanos clock_offset = 0;
   Nanos clock_offset_until = kNever;  ///< on CLOCK_MONOTONIC; from then on it is 0
+  Nanos clock_flaps = 0;              ///< if not 0: it is on and off in turn, for so long each
 };
 
 inline constexpr std::size_t kMinSecret = 16;

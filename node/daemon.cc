@@ -67,6 +67,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   std::unique_ptr<rpc::PeerNetwork> peers;
   std::unique_ptr<NodeReport> report;
   ClockWatch clocks;
+  const Nanos restart_not_before;  // on the monotonic clock
   Nanos links_looked_at = 0;
   std::vector<bool> two_of_name;  // by peer: it was logged
   bool namesake = false;          // the same of this node's name
@@ -87,13 +88,14 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   bool set_back = false;              // why it stops
   std::uint64_t hand_over_until = 0;  // on libuv's clock, ms
 
-  Impl(NodeConfig given, LoadedRules loaded, Log& out)
+  Impl(NodeConfig given, LoadedRules loaded, Log& out, Nanos no_restart_before)
       : config(std::move(given)),
         log(out),
         control(
             std::move(loaded), [this](const RuleSet& set) { return unsuitable(set, config); }, out,
             wall_clock()),
-        clocks(config.max_skew, out) {
+        clocks(config.max_skew, out),
+        restart_not_before(no_restart_before) {
     if (config.threads == 0) config.threads = usable_cores();
     loop.measure_turns();
   }
@@ -117,8 +119,11 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   }
 
   Nanos clock_offset() const {
-    if (config.clock_offset == 0 || config.clock_offset_until == kNever) return config.clock_offset;
-    return monotonic() < config.clock_offset_until ? config.clock_offset : 0;
+    const bool always = config.clock_offset_until == kNever && config.clock_flaps == 0;
+    if (config.clock_offset == 0 || always) return config.clock_offset;
+    const Nanos now = monotonic();
+    const bool on = config.clock_flaps == 0 || now / config.clock_flaps % 2 == 0;
+    return on && now < config.clock_offset_until ? config.clock_offset : 0;
   }
 
   // The start.
@@ -163,7 +168,8 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     };
     events.step = [this](std::string_view what) { loop.meter()->step(what); };
     events.log = [this](const std::string& event, const std::string& detail) {
-      log.error(event, {{"detail", detail}});
+      const bool good = event == "storage_recovered" || event == "series_room";
+      log.write(good ? LogLevel::info : LogLevel::error, event, {{"detail", detail}});
     };
     engine = std::make_unique<Engine>(engine_options(config, control.rules()), store.get(),
                                       std::move(events));
@@ -316,7 +322,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     if (closed) return;
     Turn turn(loop.meter(), "tick");
     engine->pump(wall_clock());
-    if (engine->clock_set_back() && !stopping) {
+    if (engine->clock_set_back() && !stopping && monotonic() >= restart_not_before) {
       set_back = !leaving;
       return stop();
     }
@@ -347,7 +353,10 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
       two_of_name[i] = link.two_of_name;
       if (link.two_of_name) log.warn("two_of_one_name", {{"member", name}});
     }
-    clocks.look(wall, seen);
+    // Its time stands still until it may start again.
+    const Nanos wait = restart_not_before - monotonic();
+    const bool waits = engine->clock_set_back() && wait > 0;
+    clocks.look(wall, seen, waits ? std::optional(wait) : std::nullopt);
     if (!namesake && !who_sees.empty()) {
       log.warn("two_of_one_name", {{"member", peer_name(config.self)}, {"seen_by", who_sees}});
     }
@@ -526,8 +535,8 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   }
 };
 
-Daemon::Daemon(NodeConfig config, LoadedRules rules, Log& log)
-    : impl_(std::make_unique<Impl>(std::move(config), std::move(rules), log)) {}
+Daemon::Daemon(NodeConfig config, LoadedRules rules, Log& log, Nanos no_restart_before)
+    : impl_(std::make_unique<Impl>(std::move(config), std::move(rules), log, no_restart_before)) {}
 
 Daemon::~Daemon() = default;
 

@@ -16,7 +16,9 @@ class Daemon {
   /// `rules` are valid, and were read from the file that `config` names; it is read again when it
   /// changes and on SIGHUP. One that is refused leaves the last good one in force. `log` outlives
   /// the daemon.
-  Daemon(NodeConfig config, LoadedRules rules, Log& log);
+  /// `no_restart_before`, on the monotonic clock: until then it does not stop for a clock that was
+  /// set back, and is not ready meanwhile.
+  Daemon(NodeConfig config, LoadedRules rules, Log& log, Nanos no_restart_before);
   ~Daemon();
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;

@@ -11,6 +11,7 @@
 #include <weir/limits/text/strict_options.h>
 #include <weir/node/config.h>
 #include <weir/node/daemon.h>
+#include <weir/node/restart_backoff.h>
 #include <weir/node/version.h>
 
 namespace {
@@ -32,8 +33,10 @@ weir::Nanos monotonic() {
 
 /// A node whose clock was set back starts again in this process, as after any stop.
 int serve(weir::node::NodeConfig config, weir::LoadedRules rules, weir::node::Log& log) {
+  weir::node::RestartBackoff backoff;
+  weir::Nanos not_before = 0;
   for (;;) {
-    weir::node::Daemon daemon(config, rules, log);
+    weir::node::Daemon daemon(config, rules, log, not_before);
     std::string error;
     if (!daemon.start(error)) {
       log.error("start_failed", {{"reason", error}});
@@ -41,6 +44,7 @@ int serve(weir::node::NodeConfig config, weir::LoadedRules rules, weir::node::Lo
     }
     daemon.run();
     if (!daemon.set_back()) return 0;
+    not_before = backoff.started_again(monotonic());
     config = daemon.config();
     rules = weir::load_rules(config.rules);
     if (!rules.rules || !weir::node::unsuitable(*rules.rules, config).empty()) {
@@ -57,6 +61,7 @@ int main(int argc, char** argv) {
   std::string path;
   std::string offset;
   std::string offset_for;
+  std::string flaps;
   bool validate = false;
   app.add_option("--config", path, "The node's configuration, for example node.yaml")->required();
   app.add_flag("--validate", validate, "Check the configuration and the rules, and exit");
@@ -64,6 +69,9 @@ int main(int argc, char** argv) {
                  "For tests: run this far ahead of the wall clock, or behind it (-350ms)")
       ->type_name("DURATION");
   app.add_option("--clock-offset-for", offset_for, "For tests: --clock-offset ends after this long")
+      ->type_name("DURATION");
+  app.add_option("--clock-flaps", flaps,
+                 "For tests: --clock-offset is on and off in turn, for this long each")
       ->type_name("DURATION");
   app.set_version_flag("--version", std::string(weir::node::kVersion));
   weir::strict_numbers(app);
@@ -87,6 +95,10 @@ int main(int argc, char** argv) {
       return kUsage;
     }
     loaded.config->clock_offset_until = monotonic() + length;
+  }
+  if (!flaps.empty() && !weir::parse_duration(flaps, loaded.config->clock_flaps)) {
+    fmt::print(stderr, "--clock-flaps: expected a length of time, such as 5s, got '{}'\n", flaps);
+    return kUsage;
   }
   weir::LoadedRules rules = weir::load_rules(loaded.config->rules);
   if (!rules.rules) return report(rules.errors);

@@ -183,6 +183,7 @@ void Engine::reserve_time(Nanos wall) {
 void Engine::watch_clock(Nanos wall, Nanos now) {
   if (now - wall <= storage::kMostTimeWaits) {
     behind_since_.reset();
+    set_back_ = false;
     return;
   }
   if (!behind_since_ || wall < *behind_since_) behind_since_ = wall;

@@ -127,8 +127,8 @@ class Engine {
   /// and logs clock_set_back.
   Nanos clock(Nanos wall);
   /// The wall clock is so far behind the engine's, and has been for a second of it: time would
-  /// stand still until it has caught up. The driver is to stop the engine and to start another:
-  /// nothing else can tell what was counted by a clock that was wrong.
+  /// stand still until it has caught up, as it does while this is so. The driver is to stop the
+  /// engine and to start another: nothing else can tell what was counted by a clock that was wrong.
   bool clock_set_back() const { return set_back_; }
 
   /// Decides. If the decision wants_commit the answer must wait: see when_durable().

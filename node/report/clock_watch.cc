@@ -44,7 +44,7 @@ void ClockWatch::log_level(Nanos wall, const Peer& peer, Known& known) {
              {"max_skew_ms", max_skew_ / kMillisecond}});
 }
 
-void ClockWatch::look(Nanos wall, std::span<const Peer> peers) {
+void ClockWatch::look(Nanos wall, std::span<const Peer> peers, std::optional<Nanos> waits) {
   known_.resize(peers.size());
   std::size_t ahead = 0;
   std::size_t behind = 0;
@@ -60,6 +60,10 @@ void ClockWatch::look(Nanos wall, std::span<const Peer> peers) {
   if (wall < kEarliest || wall >= kLatest) {
     wrong_ = fmt::format("the clock stands outside of the years 2020 to 2200: {} s since 1970",
                          wall / kSecond);
+  } else if (waits) {
+    wrong_ =
+        fmt::format("the clock was set back again: time stands still here, and goes on by it in {}",
+                    seconds(*waits));
   } else if (2 * (ahead + behind) > peers.size() + 1) {
     wrong_ = fmt::format(
         "the clock is {} or more off from {} of {} peers ({} of them behind it, {} ahead), more "

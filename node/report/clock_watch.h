@@ -24,12 +24,14 @@ class ClockWatch {
   /// `max_skew` is ReplicaOptions'. `log` outlives this.
   ClockWatch(Nanos max_skew, Log& log) : max_skew_(max_skew), log_(log) {}
 
-  /// Call each second or so, with the same peers in the same order.
-  void look(Nanos wall, std::span<const Peer> peers);
+  /// Call each second or so, with the same peers in the same order. `waits`: the clock was set back
+  /// again, and the node goes on by it only after so long.
+  void look(Nanos wall, std::span<const Peer> peers, std::optional<Nanos> waits = {});
 
   /// What is wrong with this node's clock, for people; empty: nothing that is known. It stands
   /// outside of the years 2020 to 2200, or it is more than max_skew off from so many peers that
-  /// they are most of the cluster: of two members, none says who is right.
+  /// they are most of the cluster: of two members, none says who is right. Or it is set back again
+  /// and again.
   const std::string& wrong() const { return wrong_; }
 
  private:

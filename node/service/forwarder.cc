@@ -116,35 +116,52 @@ Forwarder::Forwarder(Engine& engine, ForwardOptions options, ForwardDriver& driv
 Forwarder::Routing Forwarder::route(const Request& request) {
   Routing routing;
   const std::shared_ptr<const RuleSet> rules = engine_.limiter().rules();
+  std::map<std::uint32_t, std::size_t> homes;  // of rules that were met before
   std::vector<std::uint32_t> matched;
-  rules->match(request, matched);
-  for (std::uint32_t index : matched) {
-    const Rule& rule = rules->rules()[index];
-    std::vector<std::size_t> order;
-    if (rule.enforcement == Enforcement::home) order = map_.order(HomeMap::key_of(rule, request));
-    if (order.empty() || order[0] == 0) {
-      routing.local.push_back(rule.name);
-      continue;
+  for (std::size_t i = 0; i < request.descriptors(); ++i) {
+    const Request part = request.part(i);
+    rules->match(part, matched);
+    for (std::uint32_t index : matched) {
+      const Rule& rule = rules->rules()[index];
+      std::vector<std::size_t> order;
+      if (rule.enforcement == Enforcement::home) order = map_.order(HomeMap::key_of(rule, part));
+      // A second member of the region does not know what the first counted last.
+      if (rule.on_failure == OnFailure::closed && !order.empty()) order.resize(1);
+      const std::size_t home = order.empty() ? 0 : order[0];
+      const auto [before, first] = homes.emplace(index, home);
+      if (first) {
+        add(rule, std::move(order), routing);
+      } else if (before->second != home) {
+        routing.conflict = fmt::format(
+            "descriptors of one request have different homes in rule \"{}\": ask for them apart",
+            rule.name);
+      }
     }
-    // A second member of the region does not know what the first counted last.
-    if (rule.on_failure == OnFailure::closed) order.resize(1);
-    auto same =
-        std::find_if(routing.remotes.begin(), routing.remotes.end(), [&](const Remote& one) {
-          return one.member == order[0] && one.others.empty() == (order.size() == 1);
-        });
-    if (same == routing.remotes.end()) {
-      Remote remote;
-      remote.member = order[0];
-      remote.others.assign(order.begin() + 1, order.end());
-      same = routing.remotes.insert(same, std::move(remote));
-    }
-    same->rules.push_back(rule.name);
   }
   return routing;
 }
 
+void Forwarder::add(const Rule& rule, std::vector<std::size_t> order, Routing& routing) {
+  if (order.empty() || order[0] == 0) {
+    routing.local.push_back(rule.name);
+    return;
+  }
+  auto same = std::find_if(routing.remotes.begin(), routing.remotes.end(), [&](const Remote& one) {
+    return one.member == order[0] && one.others.empty() == (order.size() == 1);
+  });
+  if (same == routing.remotes.end()) {
+    Remote remote;
+    remote.member = order[0];
+    remote.others.assign(order.begin() + 1, order.end());
+    same = routing.remotes.insert(same, std::move(remote));
+  }
+  same->rules.push_back(rule.name);
+}
+
 bool Forwarder::concerns(const Request& request) {
-  return request.rule_filter.empty() && !route(request).remotes.empty();
+  if (!request.rule_filter.empty()) return false;
+  const Routing found = route(request);
+  return !found.remotes.empty() || !found.conflict.empty();
 }
 
 std::string Forwarder::remote_home(const Request& request) {
@@ -154,32 +171,39 @@ std::string Forwarder::remote_home(const Request& request) {
                      name_of(map_.members()[found.remotes[0].member]));
 }
 
-Error Forwarder::refuse(const Request& request) {
+/// Empty, or why this node does not decide by that rule for the request.
+std::string Forwarder::not_here(std::string_view name, const Request& request, bool& rights) {
   const std::shared_ptr<const RuleSet> rules = engine_.limiter().rules();
   std::vector<std::uint32_t> matched;
-  rules->match(request, matched);
+  bool applies = false;
+  for (std::size_t i = 0; i < request.descriptors(); ++i) {
+    const Request part = request.part(i);
+    rules->match(part, matched);
+    for (std::uint32_t index : matched) {
+      const Rule& rule = rules->rules()[index];
+      if (rule.name != name) continue;
+      applies = true;
+      if (rule.enforcement == Enforcement::escrow) {
+        rights = true;
+        continue;
+      }
+      std::vector<std::size_t> order;
+      if (rule.enforcement == Enforcement::home) order = map_.order(HomeMap::key_of(rule, part));
+      if (rule.on_failure == OnFailure::closed && order.size() > 1) order.resize(1);
+      if (std::find(order.begin(), order.end(), std::size_t{0}) == order.end()) {
+        return fmt::format("it is not the home of rule \"{}\"", name);
+      }
+    }
+  }
+  return applies ? "" : fmt::format("rule \"{}\" does not apply", name);
+}
+
+Error Forwarder::refuse(const Request& request) {
   std::string why;
   bool rights = false;
   for (std::string_view name : request.rule_filter) {
-    auto found = std::find_if(matched.begin(), matched.end(), [&](std::uint32_t index) {
-      return rules->rules()[index].name == name;
-    });
-    if (found == matched.end()) {
-      why = fmt::format("rule \"{}\" does not apply", name);
-      break;
-    }
-    const Rule& rule = rules->rules()[*found];
-    if (rule.enforcement == Enforcement::escrow) {
-      rights = true;
-      continue;
-    }
-    std::vector<std::size_t> order;
-    if (rule.enforcement == Enforcement::home) order = map_.order(HomeMap::key_of(rule, request));
-    if (rule.on_failure == OnFailure::closed && order.size() > 1) order.resize(1);
-    if (std::find(order.begin(), order.end(), std::size_t{0}) == order.end()) {
-      why = fmt::format("it is not the home of rule \"{}\"", name);
-      break;
-    }
+    why = not_here(name, request, rights);
+    if (!why.empty()) break;
   }
   if (why.empty()) {
     ++(rights ? passed_on_.served : counters_.served);
@@ -193,20 +217,22 @@ Error Forwarder::refuse(const Request& request) {
 std::string Forwarder::unsure(const Request& request) {
   const std::shared_ptr<const RuleSet> rules = engine_.limiter().rules();
   std::vector<std::uint32_t> matched;
-  rules->match(request, matched);
-  for (std::uint32_t index : matched) {
-    const Rule& rule = rules->rules()[index];
-    const bool strict = rule.enforcement == Enforcement::home && !rule.shadow &&
-                        rule.on_failure == OnFailure::closed;
-    if (!strict) continue;
-    const std::vector<std::size_t> order = map_.order(HomeMap::key_of(rule, request));
-    const bool here = order.empty() || order[0] == 0;
-    if (!here || engine_.knows_counts(index, request, driver_.wall())) continue;
-    return fmt::format(
-        "rule \"{}\" is on_failure: closed, and its home {} does not know what it counted before "
-        "its "
-        "start (its disk is new, and others have not confirmed yet that it had no other)",
-        rule.name, name_of(map_.members()[0]));
+  for (std::size_t i = 0; i < request.descriptors(); ++i) {
+    const Request part = request.part(i);
+    rules->match(part, matched);
+    for (std::uint32_t index : matched) {
+      const Rule& rule = rules->rules()[index];
+      const bool strict = rule.enforcement == Enforcement::home && !rule.shadow &&
+                          rule.on_failure == OnFailure::closed;
+      if (!strict) continue;
+      const std::vector<std::size_t> order = map_.order(HomeMap::key_of(rule, part));
+      const bool here = order.empty() || order[0] == 0;
+      if (!here || engine_.knows_counts(index, part, driver_.wall())) continue;
+      return fmt::format(
+          "rule \"{}\" is on_failure: closed, and its home {} does not know what it counted before "
+          "its start (its disk is new, and others have not confirmed yet that it had no other)",
+          rule.name, name_of(map_.members()[0]));
+    }
   }
   return {};
 }
@@ -241,6 +267,10 @@ void Forwarder::decide(rpc::CheckItem item, std::function<void(Reply)> done) {
   }
   AsRequest as(job->item);
   Routing planned = route(as.request);
+  if (!planned.conflict.empty()) {
+    job->reply.fail(ErrorKind::unsupported, planned.conflict);
+    return job->done(std::move(job->reply));
+  }
   if (!planned.remotes.empty()) ++counters_.forwarded;
   if (recall(*job, as.request, planned)) return job->done(std::move(job->reply));
   job->remotes = std::move(planned.remotes);

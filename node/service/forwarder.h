@@ -152,9 +152,12 @@ class Forwarder {
   struct Routing {
     std::vector<std::string_view> local;
     std::vector<Remote> remotes;
+    std::string conflict;  // why it cannot be one request; empty: it can
   };
 
   Routing route(const Request& request);
+  static void add(const Rule& rule, std::vector<std::size_t> order, Routing& routing);
+  std::string not_here(std::string_view name, const Request& request, bool& rights);
   std::shared_ptr<Job> make_job(rpc::CheckItem item, std::function<void(Reply)> done);
   bool reserve_here(Job& job, std::span<const std::string_view> rule_filter, bool demand_counted,
                     Decision& decision);

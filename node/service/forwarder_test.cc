@@ -121,6 +121,39 @@ TEST(Forwarder, LocalAndHomeRulesConsumeTogetherOrNotAtAll) {
   }
 }
 
+TEST(Forwarder, ALaterDescriptorIsDecidedByItsHome) {
+  Rule home = rule("home", 3, Enforcement::home);
+  home.match = {{"scope", MatchAny{}}};
+  HomeCluster cluster(members(), set({rule("local", 100, Enforcement::merged), home}), {}, kNow);
+  const auto second = [](std::uint64_t hits, const std::string& key) {
+    return rpc::CheckDescriptor{{{"key", key}, {"user", "u"}, {"scope", "all"}}, hits};
+  };
+  for (int k = 0; k < 12; ++k) {
+    const std::string key = "k" + std::to_string(k);
+    for (std::size_t node = 0, passed = 0; node < cluster.size(); ++node) {
+      rpc::CheckItem asked = item("first");
+      asked.more = {second(1, key)};
+      for (int i = 0; i < 2; ++i) {
+        const Reply reply = cluster.check(node, asked);
+        EXPECT_EQ(reply.error.to_string(), "");
+        EXPECT_EQ(reply.allowed, passed < 3) << key << " at " << node;
+        passed += reply.allowed;
+      }
+    }
+  }
+  // Two keys of one rule with different homes: which do is up to the map.
+  rpc::CheckItem both = item("first", 0);
+  std::size_t refused = 0;
+  for (int k = 0; k < 12; ++k) {
+    both.more = {second(0, "a"), second(0, "k" + std::to_string(k))};
+    const Reply reply = cluster.check(0, both);
+    refused += reply.error.kind == ErrorKind::unsupported;
+    EXPECT_TRUE(reply.error.empty() || reply.error.kind == ErrorKind::unsupported);
+  }
+  EXPECT_GT(refused, 0u);
+  EXPECT_LT(refused, 12u);
+}
+
 TEST(Forwarder, HoldsOutlastHomesThatTakeTheirTime) {
   constexpr Nanos kDeadline = 10 * kSecond;
   HomeCluster cluster(members(),

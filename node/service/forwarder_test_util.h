@@ -125,9 +125,19 @@ class HomeCluster {
       rule_filter.assign(item.rule_filter.begin(), item.rule_filter.end());
       request = {item.domain,      entries,     item.hits,           item.id,
                  item.wants_bound, rule_filter, !rule_filter.empty()};
+      for (const rpc::CheckDescriptor& from : item.more) {
+        std::vector<Entry>& to = further.emplace_back();
+        for (const auto& [key, value] : from.entries) to.push_back({key, value});
+      }
+      for (std::size_t i = 0; i < further.size(); ++i) {
+        more.push_back({further[i], item.more[i].hits});
+      }
+      request.more = more;
     }
     std::vector<Entry> entries;
     std::vector<std::string_view> rule_filter;
+    std::vector<std::vector<Entry>> further;
+    std::vector<Descriptor> more;
     Request request;
   };
 

@@ -99,10 +99,14 @@ bool WorkerService::may_be_away(const Request& request) {
     return false;
   const std::shared_ptr<const RuleSet> rules = engine_.limiter().rules();
   std::vector<std::uint32_t> matched;
-  rules->match(request, matched);
-  return std::any_of(matched.begin(), matched.end(), [&](std::uint32_t index) {
-    return rules->rules()[index].enforcement == Enforcement::home;
-  });
+  for (std::size_t i = 0; i < request.descriptors(); ++i) {
+    rules->match(request.part(i), matched);
+    const bool home = std::any_of(matched.begin(), matched.end(), [&](std::uint32_t index) {
+      return rules->rules()[index].enforcement == Enforcement::home;
+    });
+    if (home) return true;
+  }
+  return false;
 }
 
 /// Others may have what is missing here.

@@ -416,6 +416,18 @@ class HomeRulesTest : public WorkerServiceTest {
   }
 };
 
+TEST_F(HomeRulesTest, ALaterDescriptorGoesToItsHome) {
+  Rule scoped = home_rule();
+  scoped.match = {{"scope", MatchAny{}}};
+  start({scoped, rule("async", 10)});
+  rpc::CheckItem asked = item(key(true));
+  asked.more = {{{{"key", key(false)}, {"scope", "s"}}, 2}};
+  auto call = check_on(worker(), {asked});
+  ASSERT_TRUE(node_->eventually([&] { return !node_->links.asked.empty(); }));
+  EXPECT_THAT(node_->links.asked[0].item.rule_filter, ElementsAre("home"));
+  EXPECT_EQ(node_->links.asked[0].item.more.size(), 1u);
+}
+
 TEST_F(HomeRulesTest, WhatIsDecidedElsewhereCrossesAndComesBack) {
   start({home_rule(), alone(rule("async", 10))});
   auto call = check_on(worker(1), {item("x", 1, "async"), item(key(false), 2), item(key(true), 3),
