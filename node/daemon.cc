@@ -132,6 +132,8 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     error = unsuitable(*control.rules(), config);
     if (!error.empty()) return false;
     std::signal(SIGPIPE, SIG_IGN);
+    std::signal(SIGXFSZ,
+                SIG_IGN);  // a file that may not grow is the store's failure, as a full disk
     if (config.storage) {
       store = storage::make_lmdb_store(lmdb_options(config));
     }

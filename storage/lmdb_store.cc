@@ -233,9 +233,7 @@ class LmdbStore final : public Store {
       }
       try {
         // Room for no more than a commit or two would soon be used up again.
-        if (int error = try_to_write(options_.path); error != 0 && error != ENOENT) {
-          throw StoreError("cannot write", error);
-        }
+        if (int error = try_to_write(options_.path); error != ENOENT) check(error, "cannot write");
         auto recovered = std::make_shared<Recovered>();
         attach(wanted.fresh, wanted.now, *recovered);
         if (events_.opened) events_.opened(std::move(recovered));
@@ -530,6 +528,7 @@ class LmdbStore final : public Store {
     int code = error == nullptr ? 0 : error->code;
     if (code == EIO) code = try_to_write(options_.path);
     if (code == ENOSPC) text = fmt::format("no space left on the disk ({})", text);
+    if (code == EFBIG) text = fmt::format("a file may not grow (limit of file sizes; {})", text);
     if (code == EDQUOT) text = fmt::format("the quota of the disk is used up ({})", text);
     if (code == MDB_MAP_FULL) {
       text = fmt::format("storage.map_size, {} bytes, is used up ({})", options_.map_bytes, text);

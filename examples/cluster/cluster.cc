@@ -113,7 +113,7 @@ void Cluster::write_config(std::size_t node) const {
       << "listen: {peers: '" << loopback(nodes_[node].peers) << "', clients: '"
       << client_address(node) << "', http: '" << http_address(node) << "', admin: '"
       << admin_address(node) << "'}\nthreads: " << options_.threads << "\n"
-      << "rules: ../rules.yaml\nstorage: {path: data, map_size: 4GiB}\n"
+      << "rules: ../rules.yaml\nstorage: {path: data, map_size: " << options_.map_size << "}\n"
       << "drain: " << format_duration(options_.drain) << "\n";
   if (nodes_.size() > 1) out << "peers:\n";
   for (const Link& link : links_) {

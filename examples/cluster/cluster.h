@@ -21,6 +21,7 @@ struct ClusterOptions {
   std::vector<std::string> more_arguments{};  ///< of every weir-node
   std::vector<std::string> environment{};     ///< "NAME=value", added to every weir-node's
   unsigned threads = 2;                       ///< workers of every node
+  std::string map_size = "4GiB";              ///< of every node's store
   Nanos drain = 0;                            ///< of every node
   Nanos delay = 0;                            ///< one way, between any two nodes
   /// If set, the one-way delay between two nodes instead; the same both ways.
