@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <set>
 #include <utility>
 
 #include <absl/container/btree_map.h>
@@ -10,6 +11,7 @@
 #include <weir/crdt/anti_entropy.h>
 #include <weir/crdt/cell_store.h>
 #include <weir/crdt/delta_packer.h>
+#include <weir/crdt/relayed_claims.h>
 
 namespace weir::crdt {
 namespace {
@@ -27,6 +29,11 @@ constexpr std::size_t kLookedPerPush = 2 * kMaxDeltaCells;
 /// rights of these are transferred (EscrowAgent).
 constexpr Nanos kJoinAhead = 10;
 constexpr std::size_t kJoinedPerTick = 1024;
+/// Anti-entropy intervals for which a member that was heard counts as live: each it offers digests.
+constexpr Nanos kLiveFor = 3;
+/// And after which a live member has shown all that it had when a relay spoke of it, unless it is
+/// still bringing this node up to date.
+constexpr Nanos kConfirmsWithin = 6;
 
 struct CellOf {
   const CellId& operator()(const OwnCount& own) const { return own.cell; }
@@ -62,6 +69,17 @@ struct Peer {
   bool agrees = false;
   Nanos caught_up_at = 0;
   Nanos heard_at = 0;
+  Incarnation speaker;  // whose the last message was; none: the session ended since
+  Nanos spoke_at = 0;
+  std::uint64_t repaired = 0;  // cells that its repairs changed
+  std::uint64_t withheld = 0;
+};
+
+/// Of a message: who says it, and when it came.
+struct Source {
+  PeerIndex peer = 0;
+  Incarnation from;
+  Nanos now = 0;
 };
 
 }  // namespace
@@ -74,6 +92,7 @@ std::uint64_t cell_key(const CellId& id) {
 struct Replica::Impl {
   ReplicaOptions options;
   bool memory_only;
+  bool disk_lacks = false;  // a disk was put under what memory holds: see rewrite_some()
   CellStore cells;
   // By stamp: the cells whose own slot grew, except those that every peer has. All stamps above
   // stream_floor are here, and none below.
@@ -107,6 +126,8 @@ struct Replica::Impl {
   mutable HeldCell held;  // working memory
   Outbox outbox;
   std::vector<Alarm> alarms;
+  RelayedClaims claims;
+  Nanos next_claims = 0;
   ReplicaCounters counters;
 
   Impl(ReplicaOptions given, bool memory)
@@ -430,17 +451,17 @@ struct Replica::Impl {
     Incarnation learned;  // the last whose name was looked up
   };
 
-  Merged merge(const Delta& delta, Nanos now) {
+  Merged merge(const Delta& delta, const Source& source) {
     Merged merged;
     cells.for_each_ahead(std::span(delta.cells), CellOf(), [&](const Cell& cell) {
       ++counters.cells_received;
       if (!valid(cell)) {
         ++counters.invalid_cells;
-      } else if (too_early(cell, now)) {
+      } else if (too_early(cell, source.now)) {
         ++counters.future_cells;
       } else if (over(cell.id, cell.bucket)) {
         ++counters.late_cells;
-      } else if (std::optional<Cell> grown = merge_cell(cell)) {
+      } else if (std::optional<Cell> grown = merge_cell(cell, source)) {
         accept(std::move(*grown), delta, merged);
       }
     });
@@ -475,33 +496,72 @@ struct Replica::Impl {
     if (known != members.end()) written.members.insert(*known);
   }
 
+  /// The member that speaks for itself as this incarnation, or null.
+  const Peer* live_as(const Incarnation& writer, Nanos now) const {
+    for (const Peer& peer : peers) {
+      if (peer.speaker != writer) continue;
+      return now - peer.spoke_at <= kLiveFor * options.anti_entropy_interval ? &peer : nullptr;
+    }
+    return nullptr;
+  }
+
+  /// False if it is for somebody else to say that this slot grew so far, who will.
+  bool believes(const CellId& cell, const Slot& slot, const Source& source) {
+    if (slot.id.writer == source.from) return true;
+    const Peer* owner = live_as(slot.id.writer, source.now);
+    if (owner == nullptr) return true;
+    ++peers[source.peer].withheld;
+    claims.note(cell, slot,
+                {source.peer, static_cast<PeerIndex>(owner - peers.data()), 0, source.now,
+                 owner->repaired});
+    return false;
+  }
+
   /// Joins one cell from a peer. Returns what must be written: the slots that grew, or the bucket.
-  std::optional<Cell> merge_cell(const Cell& cell) {
+  std::optional<Cell> merge_cell(const Cell& cell, const Source& source) {
     RecordRef ref = read(cell.id);
     Cell grown;
     grown.id = cell.id;
+    bool whole = true;
     for (const Slot& slot : cell.slots) {
       if (slot.value <= held.cell.value_of(slot.id)) continue;
       if (slot.id.writer == options.incarnation && owns(slot.id, held.own)) {
-        ++counters.alarms;
-        alarms.push_back(Alarm::own_slot_ahead);
+        alarm(AlarmKind::own_slot_ahead, source.peer);
         return std::nullopt;  // the driver takes a new incarnation; a later repair brings this back
       }
-      grown.slots.push_back(slot);
+      if (believes(cell.id, slot, source)) {
+        grown.slots.push_back(slot);
+      } else {
+        whole = false;
+      }
     }
     if (cell.id.is_bucket()) {
-      // What waits for the disk was counted on top of what is here.
-      bool free = ref != 0 && !pending_buckets.contains(cell.id);
-      std::optional<ResetBucket> was;
-      if (free) was = forget_if_reborn(ref, cell.slots);
-      bool changed = apply(ref, cell.slots, cell.bucket);
-      if (was) reset(*was);
-      if (!changed) return std::nullopt;
-      return held.cell;
+      if (whole) return merge_bucket(ref, cell.slots, cell.bucket);
+      // The checkpoint counts units that are not known here yet: what came beside them is taken as
+      // consumed at the last touch until a checkpoint comes that counts no more than is known.
+      if (grown.slots.empty()) return std::nullopt;
+      return merge_bucket(ref, grown.slots, {{}, cell.bucket.touched, cell.bucket.expiry});
     }
     if (grown.slots.empty()) return std::nullopt;
     apply(ref, grown.slots, {});
     return grown;
+  }
+
+  std::optional<Cell> merge_bucket(RecordRef ref, std::span<const Slot> slots,
+                                   const BucketState& bucket) {
+    // What waits for the disk was counted on top of what is here.
+    bool free = ref != 0 && !pending_buckets.contains(held.cell.id);
+    std::optional<ResetBucket> was;
+    if (free) was = forget_if_reborn(ref, slots);
+    bool changed = apply(ref, slots, bucket);
+    if (was) reset(*was);
+    if (!changed) return std::nullopt;
+    return held.cell;
+  }
+
+  void alarm(AlarmKind kind, PeerIndex peer) {
+    ++counters.alarms;
+    alarms.push_back({kind, peer});
   }
 
   /// False for a bucket slot made before the last time this bucket was dropped: its value is known
@@ -512,7 +572,8 @@ struct Replica::Impl {
 
   void receive(PeerIndex index, const Incarnation& from, const Message& message, Nanos now) {
     if (index >= peers.size()) return;
-    peers[index].heard_at = now;
+    peers[index].heard_at = peers[index].spoke_at = now;
+    peers[index].speaker = from;
     std::visit([&](const auto& m) { on(index, from, m, now); }, message);
   }
 
@@ -523,7 +584,7 @@ struct Replica::Impl {
     }
     Peer& peer = peers[index];
     std::size_t alarmed = alarms.size();
-    Merged merged = merge(message.delta, now);
+    Merged merged = merge(message.delta, {index, from, now});
     WriteId write = merged.changed > 0 ? put_write(std::move(merged.written)) : last_write;
     // Overtaken by its successor's session: its stream is over, and must not reset the other's.
     if (from != peer.incarnation) return;
@@ -531,8 +592,9 @@ struct Replica::Impl {
       peer.inbound = from;
       peer.received = 0;
     }
-    // Refused in part, or something before it is missing: nothing of it may be acknowledged.
-    if (alarms.size() > alarmed) return;
+    // Refused in part, or something before it is missing, or what memory has of it may not be on
+    // the disk: nothing of it may be acknowledged.
+    if (alarms.size() > alarmed || disk_lacks) return;
     if (!message.base && message.after > peer.received) return;
     peer.received = std::max(peer.received, message.upto);
     pending_acks.push_back({write, index, Ack{from, options.incarnation, peer.received}});
@@ -585,9 +647,10 @@ struct Replica::Impl {
     repair(index);
   }
 
-  void on(PeerIndex index, const Incarnation&, const Repair& message, Nanos now) {
-    Merged merged = merge(message.delta, now);
+  void on(PeerIndex index, const Incarnation& from, const Repair& message, Nanos now) {
+    Merged merged = merge(message.delta, {index, from, now});
     counters.repaired_cells += merged.changed;
+    peers[index].repaired += merged.changed;
     if (merged.changed > 0) {
       put_write(std::move(merged.written));
       // There may be more where that came from.
@@ -638,10 +701,34 @@ struct Replica::Impl {
       repaired = static_cast<PeerIndex>((repaired + 1) % peers.size());
       if (peers[repaired].up && repair(repaired)) break;
     }
+    if (now >= next_claims) {
+      check_claims(now);
+      next_claims = now + options.anti_entropy_interval / 2;
+    }
     if (now >= next_forget && early.empty()) {
       forget_members();
       next_forget = now + kForgetMembersEvery;
     }
+  }
+
+  /// Looks for claims that members had the time to confirm, and have not: at most one alarm a
+  /// relay.
+  void check_claims(Nanos now) {
+    std::set<PeerIndex> liars;
+    claims.erase_if([&](const CellId& id, const SlotId& slot, const RelayedClaims::Claim& claim) {
+      const Peer& owner = peers[claim.owner];
+      if (live_as(slot.writer, now) != &owner) return true;
+      if (owner.repaired - claim.repaired > kMaxDeltaCells) return true;
+      read(id);
+      const std::uint64_t value = held.cell.value_of(slot);
+      // Of a bucket that was forgotten on the way nobody has anything to show.
+      if (value >= claim.value || over(id, held.cell.bucket)) return true;
+      if (id.is_bucket() && value == 0) return true;
+      if (now - claim.since < kConfirmsWithin * options.anti_entropy_interval) return false;
+      liars.insert(claim.relay);
+      return true;
+    });
+    for (PeerIndex relay : liars) alarm(AlarmKind::unconfirmed_relay, relay);
   }
 
   void expire(Nanos now) {
@@ -709,10 +796,7 @@ void Replica::peer_up(PeerIndex index, const Incarnation& incarnation, Nanos now
   for (PeerIndex i = 0; i < impl_->peers.size(); ++i) {
     duplicate |= i != index && impl_->peers[i].up && impl_->peers[i].incarnation == incarnation;
   }
-  if (duplicate) {
-    ++impl_->counters.alarms;
-    impl_->alarms.push_back(Alarm::duplicate_identity);
-  }
+  if (duplicate) impl_->alarm(AlarmKind::duplicate_identity, index);
   Peer& peer = impl_->peers[index];
   bool fresh = peer.incarnation != incarnation;
   if (peer.up && !fresh) return;
@@ -736,6 +820,7 @@ void Replica::peer_down(PeerIndex index) {
   Peer& peer = impl_->peers[index];
   peer.up = false;
   peer.agrees = false;
+  peer.speaker = {};
   peer.in_flight.clear();
   peer.sent = peer.acked;
   impl_->anti_entropy.forget(index);
@@ -767,6 +852,7 @@ void Replica::reincarnate(const Incarnation& fresh, bool memory_only) {
   impl_->pending_acks.clear();
   impl_->outbox.writes.clear();
   impl_->options.incarnation = fresh;
+  impl_->disk_lacks = !memory_only && (impl_->memory_only || impl_->disk_lacks);
   impl_->memory_only = memory_only;
   if (memory_only) impl_->last_persisted = impl_->last_write;
   impl_->members.emplace(fresh, impl_->options.self);
@@ -829,6 +915,7 @@ bool Replica::rewrite_some(Place& place, std::size_t most,
     if (!done) break;
   }
   if (!packer.empty()) impl_->put_write(packer.take());
+  if (done) impl_->disk_lacks = false;
   return done;
 }
 
@@ -886,6 +973,7 @@ std::vector<PeerStatus> Replica::peers() const {
     status.caught_up_at = peer.caught_up_at;
     status.heard_at = peer.heard_at;
     status.agrees = peer.agrees;
+    status.withheld_slots = peer.withheld;
     result.push_back(std::move(status));
   }
   return result;

@@ -65,9 +65,16 @@ struct Outbox {
   }
 };
 
-enum class Alarm : std::uint8_t {
+enum class AlarmKind : std::uint8_t {
   own_slot_ahead,      ///< a peer holds a higher value of a slot that this incarnation owns
   duplicate_identity,  ///< two live sessions with one incarnation
+  unconfirmed_relay,   ///< a peer said more of a live member's slot than that member ever showed
+};
+
+struct Alarm {
+  AlarmKind kind = AlarmKind::own_slot_ahead;
+  PeerIndex peer = 0;  ///< who brought it
+  friend bool operator==(const Alarm&, const Alarm&) = default;
 };
 
 struct ReplicaOptions {
@@ -92,6 +99,8 @@ struct PeerStatus {
   Nanos caught_up_at = 0;     ///< last time everything this node had was known to be there
   Nanos heard_at = 0;         ///< last message
   bool agrees = false;        ///< the last digest round found nothing to repair
+  /// Slots of live members that it relayed higher than these had shown: not taken from it.
+  std::uint64_t withheld_slots = 0;
 };
 
 struct ReplicaCounters {
@@ -122,6 +131,8 @@ struct ReplicaCounters {
 ///  - The floor (now - max_skew) only rises; cells below it are dropped by generation, and late
 ///    news about them changes nothing.
 ///  - Memory is bounded by live cells, whatever the peers do.
+///  - Of an incarnation that speaks for itself, in the last three anti_entropy_intervals over a
+///    session that has not ended since, no relay is believed: its slots grow by its own messages.
 class Replica {
  public:
   /// `memory_only`: writes count as persisted when made, and none are put out.
@@ -168,7 +179,8 @@ class Replica {
     std::uint64_t from = 0;
   };
   /// For a disk that may lack what is held: looks at about `most` cells from `place` on, and puts
-  /// out a write of those that `lacks`. True once all were looked at that have been held all along.
+  /// out a write of those that `lacks`. True once all were looked at that have been held all along:
+  /// until then nothing is acknowledged, if this replica was without a disk before.
   bool rewrite_some(Place& place, std::size_t most, const std::function<bool(const Cell&)>& lacks);
 
   /// Continues under a fresh incarnation, without a disk if `memory_only`: after a failed sync or

@@ -395,7 +395,7 @@ TEST(Replica, AHigherValueOfTheOwnSlotIsAnAlarmAndIsNotTaken) {
   Cell cell{{{1, 1}, kEpoch}, {{{own, 0}, 40}}, {}};
   mesh.nodes[1]->receive(0, pusher, Repair{{{cell}, {}}, {}}, mesh.now);
   EXPECT_EQ(mesh.view(1, {1, 1}), 3u);
-  EXPECT_EQ(mesh.nodes[1]->take_alarms(), std::vector<Alarm>{Alarm::own_slot_ahead});
+  EXPECT_EQ(mesh.nodes[1]->take_alarms(), (std::vector<Alarm>{{AlarmKind::own_slot_ahead, 0}}));
   mesh.nodes[1]->reincarnate({77, 77}, false);
   mesh.nodes[1]->receive(0, pusher, Repair{{{cell}, {}}, {}}, mesh.now);
   EXPECT_EQ(mesh.view(1, {1, 1}), 40u);
@@ -412,10 +412,32 @@ TEST(Replica, APushThatRaisesAnAlarmIsNotAcknowledged) {
             [](const Slot& a, const Slot& b) { return a.id < b.id; });
   mesh.nodes[1]->take();
   mesh.nodes[1]->receive(0, pusher, Push{pusher, 0, 1, true, {{cell}, {}}}, mesh.now);
-  EXPECT_EQ(mesh.nodes[1]->take_alarms(), std::vector<Alarm>{Alarm::own_slot_ahead});
+  EXPECT_EQ(mesh.nodes[1]->take_alarms(), (std::vector<Alarm>{{AlarmKind::own_slot_ahead, 0}}));
   Outbox out = mesh.nodes[1]->take();
   EXPECT_TRUE(out.writes.empty());
   EXPECT_TRUE(out.messages.empty());
+}
+
+TEST(Replica, WhatOnlyMemoryHoldsIsNotAcknowledgedUntilItsNewDiskHasIt) {
+  Mesh mesh(2);
+  Incarnation pusher = mesh.nodes[0]->incarnation();
+  Replica& replica = *mesh.nodes[1];
+  const Push push{pusher, 0, 1, true, {{Cell{{{1, 1}, kEpoch}, {{{pusher, 0}, 2}}, {}}}, {}}};
+  replica.reincarnate({77, 1}, true);
+  replica.peer_up(0, pusher, mesh.now);
+  replica.receive(0, pusher, push, mesh.now);
+  replica.reincarnate({77, 2}, false);
+  replica.peer_up(0, pusher, mesh.now);
+  replica.take();
+  replica.receive(0, pusher, push, mesh.now);
+  EXPECT_TRUE(replica.take().messages.empty());
+  Replica::Place place;
+  while (!replica.rewrite_some(place, 1, [](const Cell&) { return true; })) {
+  }
+  replica.receive(0, pusher, push, mesh.now);
+  EXPECT_TRUE(replica.take().messages.empty());
+  replica.persisted(replica.written(), mesh.now);
+  ASSERT_EQ(replica.take().messages.size(), 1u);
 }
 
 TEST(Replica, ExpiredCellsGoAndFreeTheirMembers) {
@@ -440,7 +462,7 @@ TEST(Replica, MemoryOnlyNodesShareAtOnceAndWriteNothing) {
 TEST(Replica, TwoSessionsWithOneIncarnationRaiseAnAlarm) {
   Mesh mesh(3);
   mesh.nodes[0]->peer_up(1, mesh.nodes[1]->incarnation(), mesh.now);
-  EXPECT_EQ(mesh.nodes[0]->take_alarms(), std::vector<Alarm>{Alarm::duplicate_identity});
+  EXPECT_EQ(mesh.nodes[0]->take_alarms(), (std::vector<Alarm>{{AlarmKind::duplicate_identity, 1}}));
 }
 
 }  // namespace

@@ -605,7 +605,11 @@ void Mesh::watch(std::size_t from, std::size_t to, const crdt::Message& message)
       for (const crdt::Slot& slot : cell.slots) {
         if (held_value(cell.id, slot.id) >= slot.value) continue;
         // It may be the first that arrived, and its stamps are those of the pusher's own slots.
-        if (push.again && slot.id.writer != ack->pusher) {
+        const bool owner_runs = std::any_of(nodes_.begin(), nodes_.end(), [&](const Node& node) {
+          return node.replica != nullptr && node.replica->incarnation() == slot.id.writer;
+        });
+        // Nor is a relay believed that runs ahead of an owner who speaks for itself.
+        if (slot.id.writer != ack->pusher && (push.again || owner_runs)) {
           ++relayed_later_;
           continue;
         }

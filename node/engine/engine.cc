@@ -426,23 +426,59 @@ void Engine::tell_fullness(Nanos now) {
 }
 
 void Engine::handle_alarms(Nanos now) {
-  std::vector<crdt::Alarm> alarms = replica_->take_alarms();
-  bool tainted = escrow_->tainted() && !renewing_;
-  if (tainted) events_.log("stale_disk", "a peer knows more of this member than its disk held");
-  if (alarms.empty() && !tainted) return;
-  for (crdt::Alarm alarm : alarms) {
-    events_.log("identity_alarm", alarm == crdt::Alarm::own_slot_ahead
-                                      ? "a peer holds a higher value of this incarnation's slot"
-                                      : "another live node uses the same incarnation");
+  const bool renewing = renew_wanted_ || renewing_;
+  for (const crdt::Alarm& alarm : replica_->take_alarms()) {
+    tell_alarm(alarm, now);
+    renew_wanted_ |= alarm.kind != crdt::AlarmKind::unconfirmed_relay && !renewing_;
   }
+  if (!renewing && escrow_->tainted()) {
+    events_.log("stale_disk", "a peer knows more of this member than its disk held");
+    renew_wanted_ = true;
+  }
+  // Who forges this node's slots would have it go through incarnations as fast as messages come.
+  if (!renew_wanted_ || now < renew_due_) return;
+  renew_wanted_ = false;
   // What was written under the old incarnation must be durable before the rest moves to a new one,
   // or a restart would count it under both.
   renewing_ = true;
   if (!writing_ || persisted_ >= last_write_) renew(now);
 }
 
+/// Peers can cause as many as they like: at most one of a kind and peer is told a minute.
+void Engine::tell_alarm(const crdt::Alarm& alarm, Nanos now) {
+  auto [at, first] = told_.try_emplace({alarm.kind, alarm.peer});
+  Told& told = at->second;
+  if (!first && now - told.at < kMinute) {
+    ++told.more;
+    return;
+  }
+  const crdt::Member& by = options_.replica.peers[alarm.peer];
+  std::string detail = by.region + "/" + by.node;
+  switch (alarm.kind) {
+    case crdt::AlarmKind::own_slot_ahead:
+      detail += " brought a higher value of this incarnation's slot";
+      break;
+    case crdt::AlarmKind::duplicate_identity:
+      detail += " uses the same incarnation as another live node";
+      break;
+    case crdt::AlarmKind::unconfirmed_relay:
+      detail += " told more of another member's slot than that member, which is live, ever showed";
+      break;
+  }
+  if (told.more > 0) {
+    detail += "; " + std::to_string(told.more) + " times more since the last such line";
+  }
+  const bool relay = alarm.kind == crdt::AlarmKind::unconfirmed_relay;
+  events_.log(relay ? "relay_alarm" : "identity_alarm", detail);
+  told = {now, 0};
+}
+
 void Engine::renew(Nanos now) {
   renewing_ = false;
+  const bool again = renew_wait_ > 0 && now < renew_due_ + options_.longest_renew_wait;
+  renew_wait_ =
+      again ? std::min(2 * renew_wait_, options_.longest_renew_wait) : options_.renew_wait;
+  renew_due_ = now + renew_wait_;
   crdt::Incarnation fresh = options_.fresh_incarnation();
   std::string error;
   if (writing_ && !store_->adopt(fresh, now, error)) {
@@ -484,7 +520,7 @@ void Engine::store_failed(const std::string& reason, Nanos wall) {
   Nanos now = clock(wall);
   ceiling_ = kNever;
   holding_ = false;
-  renewing_ = false;
+  renew_wanted_ = renewing_ = false;
   refill_.reset();
   reincarnate(options_.fresh_incarnation(), true, now);
   answer_waiters(true);

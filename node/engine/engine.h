@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -55,6 +56,11 @@ struct EngineOptions {
   /// further ones are to be turned away, see shed().
   std::size_t max_waiting = 100'000;
   Nanos max_commit_wait = kSecond;
+  /// A tripwire takes a fresh incarnation at once, and another one not before this has passed;
+  /// twice as long each time that follows soon, up to the longest. What a peer says in between of
+  /// slots of this node is not taken, so its own counts stay right.
+  Nanos renew_wait = 10 * kSecond;
+  Nanos longest_renew_wait = 10 * kMinute;
   /// Makes an id that was never used before. Called at start and after a tripwire.
   std::function<crdt::Incarnation()> fresh_incarnation;
 };
@@ -239,6 +245,7 @@ class Engine {
   void reopen_store(Nanos wall);
   void refill(Nanos now);
   void handle_alarms(Nanos now);
+  void tell_alarm(const crdt::Alarm& alarm, Nanos now);
   void renew(Nanos now);
   void reincarnate(const crdt::Incarnation& fresh, bool memory_only, Nanos now);
   void answer_waiters(bool failed);
@@ -296,7 +303,15 @@ class Engine {
   std::unique_ptr<Refill> refill_;
   std::optional<crdt::WriteId> refilled_;  // the last write of it, once all are made
   bool closed_ = false;                    // the store is, by stop()
-  bool renewing_ = false;  // a tripwire asked for a new incarnation; writes are still on their way
+  bool renew_wanted_ = false;              // a tripwire asked for a new incarnation
+  bool renewing_ = false;                  // it is its time; writes are still on their way
+  Nanos renew_due_ = 0;                    // not before
+  Nanos renew_wait_ = 0;                   // the last one
+  struct Told {
+    Nanos at = 0;
+    std::uint64_t more = 0;  // of its kind since, that nobody was told of
+  };
+  std::map<std::pair<crdt::AlarmKind, crdt::PeerIndex>, Told> told_;
   std::string failure_;
   std::uint64_t unabsorbed_ = 0;
   std::uint64_t reincarnations_ = 0;

@@ -31,7 +31,7 @@ enum class FaultKind : std::uint8_t {
   session_reset,  ///< the session from `node` to `other` breaks
   clock_jump,     ///< the wall clock of `node` jumps by `amount` ns
   clock_drift,    ///< the wall clock of `node` runs off by `amount` ppm
-  forged,         ///< a peer shows `node` a higher value of its own slot
+  forged,         ///< a peer shows `node` higher values of its own slot, and of live third nodes'
   burst,          ///< `node` sees twenty times its traffic
 };
 inline constexpr std::size_t kFaultKinds = 20;

@@ -822,6 +822,9 @@ class World {
             length, [&] { set_drift(n, fault.amount); }, [this, n] { set_drift(n, 0); });
         break;
       case FaultKind::forged:
+        for (std::uint32_t owner = 0; owner < nodes_.size(); ++owner) {
+          if (owner != n && owner != fault.other) inflate(n, fault.other, owner);
+        }
         forge(n, fault.other, static_cast<std::uint64_t>(fault.amount));
         break;
       case FaultKind::burst:
@@ -980,6 +983,30 @@ class World {
     if (!forged) return;
     crdt::Repair repair;
     repair.delta.cells.push_back(*forged);
+    node.engine->receive(index_of(n, by), incarnation(by), repair, wall(n));
+  }
+
+  /// `by` tells `n` more of a slot of `owner` than there is, of which `n` has just heard.
+  void inflate(std::uint32_t n, std::uint32_t by, std::uint32_t owner) {
+    Node& node = nodes_[n];
+    if (!node.up || !nodes_[by].up || !nodes_[owner].up) return;
+    node.engine->receive(index_of(n, owner), incarnation(owner), crdt::Ack{}, wall(n));
+    const crdt::Incarnation writer = incarnation(owner);
+    std::optional<crdt::Cell> inflated;
+    nodes_[owner].engine->replica().for_each([&](const crdt::Cell& cell) {
+      if (inflated) return;
+      for (const crdt::Slot& slot : cell.slots) {
+        if (slot.id.writer != writer) continue;
+        inflated.emplace();
+        inflated->id = cell.id;
+        inflated->bucket = {{}, cell.bucket.touched, cell.bucket.expiry};
+        inflated->raise(slot.id, ~std::uint64_t{0});
+        return;
+      }
+    });
+    if (!inflated) return;
+    crdt::Repair repair;
+    repair.delta.cells.push_back(*inflated);
     node.engine->receive(index_of(n, by), incarnation(by), repair, wall(n));
   }
 
