@@ -110,7 +110,7 @@ std::optional<Inventory> AntiEntropy::list(Peer& peer) {
 }
 
 void AntiEntropy::on(std::size_t index, const Inventory& message) {
-  Comparison comparison;
+  Comparison comparison(hash_);
   absl::btree_set<Group> named;
   for (const GroupInventory& group : message.groups) {
     if (named.insert(group.group).second) comparison.groups.push_back(group);
@@ -170,6 +170,8 @@ void AntiEntropy::on_wanted(std::size_t index, const std::vector<GroupWant>& wan
     for (std::uint64_t key : want.keys) {
       auto at = peer.listed.find(key);
       if (at == peer.listed.end()) continue;
+      // It asks for more before it was sent what it has asked for.
+      if (peer.wanted.size() >= kMaxInventoryCells) return;
       peer.wanted.push_back(at->second);
       peer.listed.erase(at);
     }

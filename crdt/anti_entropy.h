@@ -12,6 +12,7 @@
 #include <weir/crdt/cell_store.h>
 #include <weir/crdt/delta_packer.h>
 #include <weir/crdt/message.h>
+#include <weir/crdt/table_hash.h>
 
 namespace weir::crdt {
 
@@ -27,10 +28,13 @@ class AntiEntropy {
  public:
   /// `cells` and `members` outlive it. In a call it sends up to `piece` cells, and looks at up to 8
   /// times as many. Of groups that the other side lacks it sends up to 64 times as many for each of
-  /// that side's offers: its allowance, so that it is sent no more than it takes in.
+  /// that side's offers: its allowance, so that it is sent no more than it takes in. `seed`: of
+  /// TableHash.
   AntiEntropy(const CellStore& cells, const std::map<Incarnation, Member>& members,
-              std::size_t peers, std::size_t piece)
-      : cells_(cells), members_(members), piece_(piece), peers_(peers) {}
+              std::size_t peers, std::size_t piece, std::uint64_t seed)
+      : cells_(cells), members_(members), piece_(piece), hash_(seed) {
+    for (std::size_t i = 0; i < peers; ++i) peers_.emplace_back(hash_);
+  }
 
   /// Digests of everything that is held, above `floor`.
   DigestOffer offer(Nanos floor, std::uint64_t round) const;
@@ -41,7 +45,7 @@ class AntiEntropy {
   void on(std::size_t peer, const Inventory& inventory);
   void on_wanted(std::size_t peer, const std::vector<GroupWant>& wants);
   /// The peer is gone.
-  void forget(std::size_t peer) { peers_[peer] = {}; }
+  void forget(std::size_t peer) { peers_[peer] = Peer(hash_); }
 
   /// Goes on with what there is to do for `peer`, and calls send(Message) for what is ready. True
   /// if there is more to do.
@@ -57,13 +61,17 @@ class AntiEntropy {
     Inventory answer;
     std::size_t room = kMaxInventoryCells;
   };
+  /// By cell_key(), of which peers name as they like.
+  template <typename Value>
+  using ByKey = absl::flat_hash_map<std::uint64_t, Value, TableHash>;
   struct Comparison {
+    explicit Comparison(const TableHash& hash) : theirs(0, hash) {}
     std::deque<GroupInventory> groups;
     std::uint64_t from = 0;
-    bool begun = false;                                        // the first of them
-    absl::flat_hash_map<std::uint64_t, std::uint64_t> theirs;  // of the first, digests by key
-    GroupWant want;                                            // of the first
-    std::vector<GroupWant> wants;                              // of those before
+    bool begun = false;            // the first of them
+    ByKey<std::uint64_t> theirs;   // of the first: digests
+    GroupWant want;                // of the first
+    std::vector<GroupWant> wants;  // of those before
     std::size_t sent = 0;
   };
   struct Transfer {
@@ -72,11 +80,12 @@ class AntiEntropy {
     std::size_t allowance = 0;
   };
   struct Peer {
+    explicit Peer(const TableHash& hash) : listed(0, hash) {}
     std::optional<Listing> listing;
     std::optional<Comparison> comparison;
     std::optional<Transfer> transfer;
     std::deque<CellId> wanted;
-    absl::flat_hash_map<std::uint64_t, CellId> listed;  // by key: of the last inventory sent
+    ByKey<CellId> listed;  // of the last inventory sent
   };
 
   std::size_t most_looked() const { return 8 * piece_; }
@@ -90,6 +99,7 @@ class AntiEntropy {
   const CellStore& cells_;
   const std::map<Incarnation, Member>& members_;
   const std::size_t piece_;
+  const TableHash hash_;
   std::vector<Peer> peers_;
   HeldCell held_;  // working memory
 };

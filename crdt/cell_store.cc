@@ -60,13 +60,8 @@ const CellStore::Spot& CellStore::spot_of(const CellId& id) const {
     auto at = generations_.find(generation_of(id.epoch));
     shards = at == generations_.end() ? nullptr : at->second.get();
   }
-  std::uint64_t hash = mix64(mix64(seed_, id.series.lo), id.series.hi);
-  if (!id.is_bucket()) {
-    hash = mix64(hash, static_cast<std::uint64_t>(id.epoch.start));
-    hash = mix64(hash, static_cast<std::uint64_t>(id.epoch.expiry));
-  }
   spot_ = {id, shards, shards == nullptr ? nullptr : &(*shards)[shard_number(id)],
-           static_cast<std::uint32_t>(hash >> 32)};
+           static_cast<std::uint32_t>(hash_(id) >> 32)};
   return spot_;
 }
 

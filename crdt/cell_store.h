@@ -18,6 +18,7 @@
 #include <weir/crdt/cell_index.h>
 #include <weir/crdt/message.h>
 #include <weir/crdt/packed_cell.h>
+#include <weir/crdt/table_hash.h>
 #include <weir/crdt/writers.h>
 
 namespace weir::crdt {
@@ -40,7 +41,7 @@ class CellStore {
   /// `seed`: secret, where strangers choose ids.
   /// `self`: the incarnation of most slots; those take the least room.
   explicit CellStore(std::uint64_t seed, const Incarnation& self = {})
-      : seed_(seed), buckets_(arena_) {
+      : hash_(seed), writers_(seed), buckets_(arena_) {
     writers_.number_of(self);
   }
 
@@ -136,7 +137,7 @@ class CellStore {
   void write(RecordRef& ref, const HeldCell& held, Shard& shard);
   void forget(const HeldCell& held);
 
-  std::uint64_t seed_;
+  TableHash hash_;
   CellArena arena_;
   Writers writers_;
   Lifetimes lifetimes_;

@@ -2,7 +2,6 @@
 
 #include <compare>
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include <weir/crdt/ids.h>
@@ -75,10 +74,3 @@ inline constexpr Generation kBucketGeneration{};
 Generation generation_of(const Epoch& epoch);
 
 }  // namespace weir::crdt
-
-template <>
-struct std::hash<weir::crdt::CellId> {
-  std::size_t operator()(const weir::crdt::CellId& id) const noexcept {
-    return id.series.lo ^ (static_cast<std::uint64_t>(id.epoch.start) * 0x9E3779B97F4A7C15ull);
-  }
-};

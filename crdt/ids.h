@@ -49,8 +49,8 @@ struct Member {
 std::string to_string(const Incarnation& id);
 std::string to_string(const SeriesId& id);
 
-/// Mixes words into 64 well-spread bits. Not keyed: for tables and digests, never against attackers
-/// (series ids are keyed before they get here).
+/// Mixes words into 64 well-spread bits. Keyed only if the first seed is secret (table_hash.h):
+/// digests are not.
 inline std::uint64_t mix64(std::uint64_t seed, std::uint64_t value) {
   // A multiply-fold round: both halves of the 128-bit product, so every input bit reaches all.
   Uint128 product =
@@ -68,12 +68,9 @@ inline std::uint64_t mix64(std::uint64_t seed, std::uint64_t value) {
 
 }  // namespace weir::crdt
 
+/// For ids that were made here, with a key (limits/series/keyed_hash.h). Where peers name cells:
+/// table_hash.h.
 template <>
 struct std::hash<weir::crdt::SeriesId> {
   std::size_t operator()(const weir::crdt::SeriesId& id) const noexcept { return id.lo; }
-};
-
-template <>
-struct std::hash<weir::crdt::Incarnation> {
-  std::size_t operator()(const weir::crdt::Incarnation& id) const noexcept { return id.lo; }
 };

@@ -11,7 +11,10 @@
 #include <weir/crdt/anti_entropy.h>
 #include <weir/crdt/cell_store.h>
 #include <weir/crdt/delta_packer.h>
+#include <weir/crdt/escrow.h>
+#include <weir/crdt/peer_cells.h>
 #include <weir/crdt/relayed_claims.h>
+#include <weir/crdt/table_hash.h>
 
 namespace weir::crdt {
 namespace {
@@ -34,6 +37,13 @@ constexpr Nanos kLiveFor = 3;
 /// And after which a live member has shown all that it had when a relay spoke of it, unless it is
 /// still bringing this node up to date.
 constexpr Nanos kConfirmsWithin = 6;
+/// Pieces of answers that a peer's messages may have at once, and how often one more. What it asks
+/// for beyond that waits for ticks.
+constexpr Nanos kPieceEvery = 10 * kMillisecond;
+constexpr Nanos kPiecesAtOnce = 32;
+/// A cell that has so many slots takes no more from peers than those of the peer itself: what a
+/// message costs grows with the slots of its cells.
+constexpr std::size_t kMostSlots = 16'384;
 
 struct CellOf {
   const CellId& operator()(const OwnCount& own) const { return own.cell; }
@@ -73,6 +83,9 @@ struct Peer {
   Nanos spoke_at = 0;
   std::uint64_t repaired = 0;  // cells that its repairs changed
   std::uint64_t withheld = 0;
+  std::uint64_t refused = 0;   // cells
+  std::uint64_t answered = 0;  // the last round of an inventory that was looked at
+  Nanos worked_until = 0;      // by answers to its messages, see repair_now()
 };
 
 /// Of a message: who says it, and when it came.
@@ -106,10 +119,10 @@ struct Replica::Impl {
   PeerIndex repaired = 0;  // the peer that work for it was last done for in a tick
   std::deque<Pending> pending;
   // Buckets: own counts that wait for the disk; while any does, the bucket is kept.
-  absl::flat_hash_map<CellId, unsigned> pending_buckets;
+  absl::flat_hash_map<CellId, unsigned, TableHash> pending_buckets;
   // Buckets that were reset: own counts up to this write may count slots that were forgotten since.
   // Kept until all these are durable.
-  absl::flat_hash_map<CellId, WriteId> reset_at;
+  absl::flat_hash_map<CellId, WriteId, TableHash> reset_at;
   std::deque<std::pair<WriteId, CellId>> resets;  // in order
   std::deque<PendingAck> pending_acks;
   /// Windows that a clock which was ahead has counted in, by when they begin. No peer takes them
@@ -126,6 +139,11 @@ struct Replica::Impl {
   mutable HeldCell held;  // working memory
   Outbox outbox;
   std::vector<Alarm> alarms;
+  std::uint64_t own_slots_ahead = 0;  // shown by peers
+  PeerCells peer_cells;
+  std::set<SeriesId> registries;  // of the cluster's members
+  Nanos longest = kMaxLifetime;
+  bool disk_short = false;
   RelayedClaims claims;
   Nanos next_claims = 0;
   ReplicaCounters counters;
@@ -134,10 +152,15 @@ struct Replica::Impl {
       : options(std::move(given)),
         memory_only(memory),
         cells(options.seed, options.incarnation),
-        anti_entropy(cells, members, options.peers.size(), options.repair_piece),
-        random(options.seed) {
+        anti_entropy(cells, members, options.peers.size(), options.repair_piece, options.seed),
+        pending_buckets(0, TableHash(options.seed)),
+        reset_at(0, TableHash(options.seed)),
+        random(options.seed),
+        peer_cells(options.peers.size(), options.max_peer_cells, options.max_long_cells) {
     members.emplace(options.incarnation, options.self);
+    registries.insert(registry_cell(options.self, 0).series);
     for (const Member& member : options.peers) {
+      registries.insert(registry_cell(member, 0).series);
       peers.emplace_back();
       peers.back().member = member;
     }
@@ -443,6 +466,14 @@ struct Replica::Impl {
     });
   }
 
+  /// The first piece of an answer, as a message came: unless there were many such.
+  void repair_now(PeerIndex index, Nanos now) {
+    const Nanos until = std::max(peers[index].worked_until, now) + kPieceEvery;
+    if (until - now > kPiecesAtOnce * kPieceEvery) return;
+    peers[index].worked_until = until;
+    repair(index);
+  }
+
   // Receiving.
 
   struct Merged {
@@ -453,6 +484,7 @@ struct Replica::Impl {
 
   Merged merge(const Delta& delta, const Source& source) {
     Merged merged;
+    const std::uint64_t refused = peers[source.peer].refused;
     cells.for_each_ahead(std::span(delta.cells), CellOf(), [&](const Cell& cell) {
       ++counters.cells_received;
       if (!valid(cell)) {
@@ -465,6 +497,7 @@ struct Replica::Impl {
         accept(std::move(*grown), delta, merged);
       }
     });
+    if (peers[source.peer].refused > refused) alarm(AlarmKind::too_many_cells, source.peer);
     return merged;
   }
 
@@ -478,7 +511,12 @@ struct Replica::Impl {
       }
     }
     outbox.changed.push_back(grown.id);
-    if (!memory_only) merged.written.cells.push_back(std::move(grown));
+    if (memory_only) return;
+    if (disk_short && !cells.with_rows().contains(grown.id)) {
+      ++counters.unwritten_cells;
+      return;
+    }
+    merged.written.cells.push_back(std::move(grown));
   }
 
   /// Of a window, and written by another incarnation of this member.
@@ -494,6 +532,36 @@ struct Replica::Impl {
     if (named != delta.members.end()) members.insert(*named);
     auto known = members.find(writer);
     if (known != members.end()) written.members.insert(*known);
+  }
+
+  /// Longer than any rule here would have it, and no registry of the cluster's.
+  bool lives_long(const CellId& id, Nanos end, Nanos now) const {
+    return end - now > longest && !registries.contains(id.series);
+  }
+
+  /// When a cell is over, and is forgotten.
+  static Nanos end_of(const CellId& id, const BucketState& bucket) {
+    if (!id.is_bucket()) return generation_of(id.epoch).end();
+    return generation_of({bucket.touched, bucket.expiry + 1}).end();
+  }
+
+  /// The cell that was read last has few enough slots to take this one.
+  bool fits(const Slot& slot, std::size_t more, const Source& source) {
+    const bool few = held.cell.slots.size() + more < kMostSlots;
+    if (few || slot.id.writer == source.from || held.cell.value_of(slot.id) > 0) return true;
+    ++peers[source.peer].refused;
+    return false;
+  }
+
+  /// There is room for this peer's cell: it is held already, or the peer may bring one more.
+  bool has_room(RecordRef ref, const Cell& cell, const Source& source) {
+    const bool lives = lives_long(cell.id, cell.expiry(), source.now);
+    // A bucket may be held for longer than when it came.
+    const bool longer = cell.id.is_bucket() && lives && held.cell.bucket.expiry < cell.expiry();
+    if (ref != 0 && !longer) return true;
+    if (peer_cells.take(source.peer, lives, end_of(cell.id, cell.bucket))) return true;
+    ++peers[source.peer].refused;
+    return false;
   }
 
   /// The member that speaks for itself as this incarnation, or null.
@@ -527,22 +595,23 @@ struct Replica::Impl {
       if (slot.value <= held.cell.value_of(slot.id)) continue;
       if (slot.id.writer == options.incarnation && owns(slot.id, held.own)) {
         alarm(AlarmKind::own_slot_ahead, source.peer);
+        ++own_slots_ahead;
         return std::nullopt;  // the driver takes a new incarnation; a later repair brings this back
       }
-      if (believes(cell.id, slot, source)) {
+      if (believes(cell.id, slot, source) && fits(slot, grown.slots.size(), source)) {
         grown.slots.push_back(slot);
       } else {
         whole = false;
       }
     }
+    if (grown.slots.empty() && (!whole || !cell.id.is_bucket())) return std::nullopt;
+    if (!has_room(ref, cell, source)) return std::nullopt;
     if (cell.id.is_bucket()) {
       if (whole) return merge_bucket(ref, cell.slots, cell.bucket);
       // The checkpoint counts units that are not known here yet: what came beside them is taken as
       // consumed at the last touch until a checkpoint comes that counts no more than is known.
-      if (grown.slots.empty()) return std::nullopt;
       return merge_bucket(ref, grown.slots, {{}, cell.bucket.touched, cell.bucket.expiry});
     }
-    if (grown.slots.empty()) return std::nullopt;
     apply(ref, grown.slots, {});
     return grown;
   }
@@ -583,7 +652,7 @@ struct Replica::Impl {
       return;
     }
     Peer& peer = peers[index];
-    std::size_t alarmed = alarms.size();
+    const std::uint64_t ahead = own_slots_ahead;
     Merged merged = merge(message.delta, {index, from, now});
     WriteId write = merged.changed > 0 ? put_write(std::move(merged.written)) : last_write;
     // Overtaken by its successor's session: its stream is over, and must not reset the other's.
@@ -594,7 +663,7 @@ struct Replica::Impl {
     }
     // Refused in part, or something before it is missing, or what memory has of it may not be on
     // the disk: nothing of it may be acknowledged.
-    if (alarms.size() > alarmed || disk_lacks) return;
+    if (own_slots_ahead > ahead || disk_lacks) return;
     if (!message.base && message.after > peer.received) return;
     peer.received = std::max(peer.received, message.upto);
     pending_acks.push_back({write, index, Ack{from, options.incarnation, peer.received}});
@@ -626,14 +695,16 @@ struct Replica::Impl {
   void on(PeerIndex, const Incarnation&, const RejoinRequest&, Nanos) {}
   void on(PeerIndex, const Incarnation&, const RejoinConfirmation&, Nanos) {}
 
-  void on(PeerIndex index, const Incarnation&, const DigestOffer& message, Nanos) {
+  void on(PeerIndex index, const Incarnation&, const DigestOffer& message, Nanos now) {
     anti_entropy.on(index, message, floor);
-    repair(index);
+    repair_now(index, now);
   }
 
   void on(PeerIndex index, const Incarnation& from, const Inventory& message, Nanos now) {
     Peer& peer = peers[index];
     if (from != peer.incarnation || message.round != peer.round) return;
+    // One answer to each offer.
+    if (std::exchange(peer.answered, message.round) == message.round) return;
     peer.agrees = message.groups.empty() && !message.more;
     if (peer.agrees) {
       peer.quick_rounds = 0;
@@ -644,7 +715,7 @@ struct Replica::Impl {
       peer.next_offer = std::min(peer.next_offer, now + options.sync_interval);
     }
     anti_entropy.on(index, message);
-    repair(index);
+    repair_now(index, now);
   }
 
   void on(PeerIndex index, const Incarnation& from, const Repair& message, Nanos now) {
@@ -659,7 +730,7 @@ struct Replica::Impl {
     }
     if (message.wants.empty()) return;
     anti_entropy.on_wanted(index, message.wants);
-    repair(index);
+    repair_now(index, now);
   }
 
   // Time.
@@ -674,6 +745,9 @@ struct Replica::Impl {
       return;
     }
     RecordRef ref = read(cell.id);
+    if (ref == 0 && lives_long(cell.id, cell.expiry(), now)) {
+      peer_cells.found(end_of(cell.id, cell.bucket));
+    }
     apply(ref, cell.slots, cell.bucket);
     outbox.changed.push_back(cell.id);
   }
@@ -734,6 +808,7 @@ struct Replica::Impl {
   void expire(Nanos now) {
     floor = std::max(floor, now - options.max_skew);
     cells.end(floor);
+    peer_cells.end(floor);
     cells.free_ended(kFreedPerTick,
                      [this](std::uint64_t stamp, RecordRef) { leave_stream(stamp); });
     // Buckets end one by one.
@@ -832,6 +907,14 @@ void Replica::receive(PeerIndex peer, const Incarnation& from, const Message& me
 
 void Replica::tick(Nanos now) {
   impl_->tick(now);
+}
+
+void Replica::set_longest(Nanos life) {
+  impl_->longest = life;
+}
+
+void Replica::set_disk_short(bool is_short) {
+  impl_->disk_short = is_short;
 }
 
 void Replica::retire_buckets(Nanos floor) {
@@ -974,6 +1057,7 @@ std::vector<PeerStatus> Replica::peers() const {
     status.heard_at = peer.heard_at;
     status.agrees = peer.agrees;
     status.withheld_slots = peer.withheld;
+    status.refused_cells = peer.refused;
     result.push_back(std::move(status));
   }
   return result;

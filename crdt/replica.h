@@ -69,6 +69,7 @@ enum class AlarmKind : std::uint8_t {
   own_slot_ahead,      ///< a peer holds a higher value of a slot that this incarnation owns
   duplicate_identity,  ///< two live sessions with one incarnation
   unconfirmed_relay,   ///< a peer said more of a live member's slot than that member ever showed
+  too_many_cells,      ///< a peer has brought more cells than it may: these are not taken
 };
 
 struct Alarm {
@@ -87,8 +88,13 @@ struct ReplicaOptions {
   Nanos max_skew = kSecond;          ///< cells that start later than this ahead are refused
   /// Cells that anti-entropy sends in one call; it looks at up to 8 times as many. At least 1.
   std::size_t repair_piece = 2048;
-  std::uint64_t seed = 1;  ///< jitter, and how cells are hashed
-  LostWindows lost;        ///< what others hold of this member there is no sign of a lost disk
+  std::uint64_t seed = 1;  ///< secret: jitter, and how tables are hashed
+  /// Cells that a peer may have brought here and that are not over. What is beyond is not taken,
+  /// and comes again by anti-entropy.
+  std::size_t max_peer_cells = 20'000'000;
+  /// Of them, such as live on for longer than Replica::set_longest() says.
+  std::size_t max_long_cells = 65'536;
+  LostWindows lost;  ///< what others hold of this member there is no sign of a lost disk
 };
 
 struct PeerStatus {
@@ -101,6 +107,7 @@ struct PeerStatus {
   bool agrees = false;        ///< the last digest round found nothing to repair
   /// Slots of live members that it relayed higher than these had shown: not taken from it.
   std::uint64_t withheld_slots = 0;
+  std::uint64_t refused_cells = 0;  ///< beyond what it may bring: not taken, but acknowledged
 };
 
 struct ReplicaCounters {
@@ -113,6 +120,7 @@ struct ReplicaCounters {
   std::uint64_t stale_acks = 0;
   std::uint64_t repaired_cells = 0;  ///< changed by anti-entropy
   std::uint64_t alarms = 0;
+  std::uint64_t unwritten_cells = 0;  ///< as the disk was nearly full: see set_disk_short()
   /// Escrow rows of this member's other incarnations that a peer knew and this node did not. After
   /// a boot: its disk is not the one on which they were written.
   std::uint64_t elder_rows = 0;
@@ -165,6 +173,11 @@ class Replica {
   /// A message from `peer`'s incarnation `from`. Hostile content is refused and counted.
   void receive(PeerIndex peer, const Incarnation& from, const Message& message, Nanos now);
 
+  /// A cell of any rule here is over so long from now at the latest. kMaxLifetime at first.
+  void set_longest(Nanos life);
+  /// The disk is nearly full: of what peers count, windows' and buckets' cells are kept in memory
+  /// alone, and acknowledged all the same. Rows of escrow rules and own counts are written.
+  void set_disk_short(bool is_short);
   /// Sends what is due, drops what has expired. Call a few times in each sync_interval.
   void tick(Nanos now);
   /// The limiter has forgotten every bucket that was over at `floor`, and everything it drained was

@@ -1,6 +1,10 @@
+#include <weir/crdt/cell_store.h>
+#include <weir/crdt/escrow.h>
 #include <weir/crdt/replica.h>
 
 #include <gtest/gtest.h>
+
+#include <chrono>
 
 #include <algorithm>
 #include <deque>
@@ -438,6 +442,208 @@ TEST(Replica, WhatOnlyMemoryHoldsIsNotAcknowledgedUntilItsNewDiskHasIt) {
   EXPECT_TRUE(replica.take().messages.empty());
   replica.persisted(replica.written(), mesh.now);
   ASSERT_EQ(replica.take().messages.size(), 1u);
+}
+
+/// How long a replica takes for buckets that a peer begins anew, as their ids are.
+std::chrono::nanoseconds time_of(const std::vector<CellId>& ids) {
+  ReplicaOptions options;
+  options.incarnation = {1, 1};
+  options.peers = {{"eu", "b"}};
+  Replica replica(options, false);
+  const Incarnation peer{2, 1};
+  const Nanos now = 1'000 * kDay;
+  replica.peer_up(0, peer, now);
+  const auto start = std::chrono::steady_clock::now();
+  for (Nanos end : {now + kSecond, now + kDay}) {
+    Repair repair;
+    for (const CellId& id : ids) {
+      Cell cell{id, {{{peer, static_cast<std::uint64_t>(end)}, 1}}, {{}, now, end}};
+      repair.delta.cells.push_back(std::move(cell));
+    }
+    replica.receive(0, peer, repair, now);
+  }
+  const auto took = std::chrono::steady_clock::now() - start;
+  EXPECT_EQ(replica.cell_count(), ids.size());
+  EXPECT_EQ(replica.take().reset_buckets.size(), ids.size());
+  return took;
+}
+
+TEST(Replica, CellsThatAPeerHasChosenTakeNoLongerThanOthers) {
+  std::vector<CellId> chosen;
+  std::vector<CellId> others;
+  for (std::uint64_t i = 0; i < 40'000; ++i) {
+    chosen.push_back({{i << 20, 1}, kBucketEpoch});
+    others.push_back({{mix64(i, 1), mix64(i, 2)}, kBucketEpoch});
+  }
+  const auto of_others = time_of(others);
+  EXPECT_LT(time_of(chosen), 6 * of_others + std::chrono::milliseconds(100));
+}
+
+/// A node, and a peer that sends what it likes.
+struct Target {
+  explicit Target(ReplicaOptions options = {}) {
+    options.incarnation = {1, 1};
+    options.peers = {{"eu", "b"}, {"eu", "c"}};
+    options.max_peer_cells = 100;
+    options.max_long_cells = 10;
+    replica = std::make_unique<Replica>(options, false);
+    replica->set_longest(kHour);
+    replica->peer_up(0, peer, now);
+  }
+  /// Cells that nobody has sent before.
+  Delta cells(std::size_t count, Nanos life, bool buckets = false) {
+    Delta delta;
+    for (std::size_t i = 0; i < count; ++i) {
+      CellId id{{++named << 50, named}, Epoch{now - kSecond, now + life}};
+      Cell cell{id, {{{peer, 0}, 1}}, {}};
+      if (buckets) {
+        cell.id.epoch = kBucketEpoch;
+        cell.bucket = {{}, now, now + life};
+      }
+      delta.cells.push_back(std::move(cell));
+    }
+    return delta;
+  }
+  void send(const Delta& delta) { replica->receive(0, peer, Repair{delta, {}}, now); }
+
+  Incarnation peer{2, 1};
+  Nanos now = 1'000 * kDay;
+  std::uint64_t named = 0;
+  std::unique_ptr<Replica> replica;
+};
+
+TEST(Replica, APeerBringsNoMoreCellsThanItMay) {
+  const std::vector<Alarm> alarm{{AlarmKind::too_many_cells, 0}};
+  for (bool buckets : {false, true}) {
+    Target node;
+    Delta long_lived = node.cells(15, 700 * kDay, buckets);
+    node.send(long_lived);
+    EXPECT_EQ(node.replica->cell_count(), 10u);
+    EXPECT_EQ(node.replica->peers()[0].refused_cells, 5u);
+    EXPECT_EQ(node.replica->take_alarms(), alarm);
+    node.send(node.cells(100, kMinute, buckets));
+    EXPECT_EQ(node.replica->cell_count(), 110u);
+    EXPECT_TRUE(node.replica->take_alarms().empty());
+    node.send(node.cells(1, kMinute, buckets));
+    EXPECT_EQ(node.replica->cell_count(), 110u);
+    EXPECT_EQ(node.replica->take_alarms(), alarm);
+    // What is held grows as it likes, and another peer has a part of its own.
+    long_lived.cells[3].slots[0].value = 7;
+    node.send({{long_lived.cells[3]}, {}});
+    EXPECT_EQ(node.replica->find(long_lived.cells[3].id)->total(), 7u);
+    Delta of_other = node.cells(1, kMinute, buckets);
+    of_other.cells[0].slots[0].id.writer = {3, 1};
+    node.replica->receive(1, {3, 1}, Repair{of_other, {}}, node.now);
+    EXPECT_EQ(node.replica->cell_count(), 111u);
+    // There is room again once they are over.
+    node.now += 10 * kMinute;
+    node.replica->retire_buckets(node.now - kSecond);
+    node.replica->tick(node.now);
+    EXPECT_EQ(node.replica->cell_count(), 10u);
+    node.send(node.cells(100, kMinute, buckets));
+    EXPECT_EQ(node.replica->cell_count(), 110u);
+  }
+}
+
+TEST(Replica, WhatIsRefusedAsTooMuchIsAcknowledged) {
+  Target node;
+  node.replica->receive(0, node.peer, Push{node.peer, 0, 20, true, node.cells(20, 700 * kDay)},
+                        node.now);
+  node.replica->persisted(node.replica->written(), node.now);
+  const Outbox out = node.replica->take();
+  ASSERT_EQ(out.messages.size(), 1u);
+  EXPECT_EQ(std::get<Ack>(out.messages[0].message).upto, 20u);
+}
+
+TEST(Replica, LongLivedCellsOfADiskCountAgainstEachPeer) {
+  Target node;
+  node.replica->restore(node.cells(8, 700 * kDay), node.now);
+  node.send(node.cells(5, 700 * kDay));
+  EXPECT_EQ(node.replica->cell_count(), 10u);
+}
+
+TEST(Replica, ARegistryOfAMemberIsNoForeignCell) {
+  Target node;
+  const Nanos now = node.now;
+  for (const char* name : {"b", "c"}) {
+    Cell cell{registry_cell({"eu", name}, now), {{{node.peer, 0}, 1}}, {}};
+    node.send({{cell}, {}});
+  }
+  node.send(node.cells(10, 700 * kDay));
+  EXPECT_EQ(node.replica->cell_count(), 12u);
+  Cell other{registry_cell({"eu", "stranger"}, now), {{{node.peer, 0}, 1}}, {}};
+  node.send({{other}, {}});
+  EXPECT_EQ(node.replica->cell_count(), 12u);
+}
+
+TEST(Replica, ACellOfVeryManySlotsTakesNoMoreOfOthers) {
+  Target node;
+  Cell cell = node.cells(1, kMinute).cells[0];
+  cell.slots.clear();
+  for (std::uint64_t i = 0; i < 20'000; ++i) cell.slots.push_back({{{3, i + 1}, 0}, 1});
+  node.send({{cell}, {}});
+  EXPECT_EQ(node.replica->find(cell.id)->slots.size(), 16'384u);
+  cell.slots = {{{node.peer, 0}, 5}};
+  node.send({{cell}, {}});
+  EXPECT_EQ(node.replica->find(cell.id)->value_of({node.peer, 0}), 5u);
+}
+
+TEST(Replica, AnInventoryThatRepeatsAGroupAndItselfIsAnsweredOnce) {
+  Target node;
+  node.send(node.cells(100, kMinute));
+  Delta all;
+  node.replica->for_each([&](const Cell& cell) { all.cells.push_back(cell); });
+  node.replica->take();
+  node.replica->tick(node.now);
+  std::uint64_t round = 0;
+  for (const Envelope& envelope : node.replica->take().messages) {
+    if (auto* offer = std::get_if<DigestOffer>(&envelope.message)) round = offer->round;
+  }
+  Inventory inventory;
+  inventory.round = round;
+  const std::vector<CellDigest> unknown{{77, 1}};
+  inventory.groups.assign(65'536, {group_of(all.cells[0].id), 0, ~std::uint64_t{0}, unknown});
+  std::size_t sent = 0;
+  std::size_t wanted = 0;
+  for (int i = 0; i < 50; ++i) {
+    node.replica->receive(0, node.peer, inventory, node.now);
+    node.replica->tick(node.now);
+    for (const Envelope& envelope : node.replica->take().messages) {
+      const auto* repair = std::get_if<Repair>(&envelope.message);
+      if (repair == nullptr) continue;
+      sent += repair->delta.cells.size();
+      for (const GroupWant& want : repair->wants) wanted += want.keys.size();
+    }
+  }
+  EXPECT_LE(sent, 100u);
+  EXPECT_LE(wanted, 1u);
+}
+
+TEST(Replica, WhatAPeerAsksForBeyondItsPartWaitsForTicks) {
+  Target node;
+  node.send(node.cells(100, kMinute));
+  node.replica->take();
+  for (int i = 0; i < 1000; ++i) node.replica->receive(0, node.peer, DigestOffer{}, node.now);
+  EXPECT_LE(node.replica->take().messages.size(), 64u);
+  node.replica->tick(node.now);
+  EXPECT_FALSE(node.replica->take().messages.empty());
+}
+
+TEST(Replica, ADiskThatIsNearlyFullTakesOwnCountsAndRowsOnly) {
+  Target node;
+  node.replica->set_disk_short(true);
+  Delta delta = node.cells(2, kMinute);
+  delta.cells[1].slots[0].id.birth = 2;
+  node.replica->receive(0, node.peer, Push{node.peer, 0, 2, true, delta}, node.now);
+  Outbox out = node.replica->take();
+  ASSERT_EQ(out.writes.size(), 1u);
+  ASSERT_EQ(out.writes[0].delta.cells.size(), 1u);
+  EXPECT_EQ(out.writes[0].delta.cells[0].id, delta.cells[1].id);
+  EXPECT_EQ(node.replica->cell_count(), 2u);
+  EXPECT_EQ(node.replica->counters().unwritten_cells, 1u);
+  OwnCount own{delta.cells[0].id, 0, 3, {}, false};
+  node.replica->count({&own, 1}, node.now);
+  EXPECT_EQ(node.replica->take().writes.size(), 1u);
 }
 
 TEST(Replica, ExpiredCellsGoAndFreeTheirMembers) {

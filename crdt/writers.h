@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <weir/crdt/ids.h>
+#include <weir/crdt/table_hash.h>
 
 namespace weir::crdt {
 
@@ -13,6 +14,8 @@ namespace weir::crdt {
 /// A number belongs to an incarnation for as long as a slot names it. Not thread-safe.
 class Writers {
  public:
+  explicit Writers(std::uint64_t seed) : numbers_(0, TableHash(seed)) {}
+
   /// Its number, a new one if it has none. One that no slot names is kept until add() and remove().
   std::uint32_t number_of(const Incarnation& writer) {
     std::uint32_t number = recent_[writer.lo % recent_.size()];
@@ -47,7 +50,7 @@ class Writers {
 
   std::vector<Writer> writers_;
   std::vector<std::uint32_t> unused_;
-  std::unordered_map<Incarnation, std::uint32_t> numbers_;
+  std::unordered_map<Incarnation, std::uint32_t, TableHash> numbers_;
   std::array<std::uint32_t, 64> recent_{};  // by incarnation: looked up last
 };
 

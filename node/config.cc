@@ -123,6 +123,8 @@ class Parser {
           [this](const Value& v) {
             return read_.choice<bool>(v, {{"true", true}, {"false", false}}, config_.populate);
           }},
+         {"max_peer_cells", integer(1000, 1'000'000'000, config_.max_peer_cells)},
+         {"max_long_cells", integer(1000, 1'000'000'000, config_.max_long_cells)},
          {"max_request_ids", integer(0, 100'000'000, config_.max_request_ids)},
          {"request_id_ttl", duration(kSecond, kDay, config_.request_id_ttl)},
          {"max_tickets", integer(0, 100'000'000, config_.max_tickets)},

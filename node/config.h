@@ -78,7 +78,9 @@ struct NodeConfig {
   /// From the signal to stop until the node takes no more requests.
   Nanos drain = 5 * kSecond;
   std::uint64_t max_series = 1'000'000;
-  bool populate = false;  ///< LimiterOptions::populate
+  bool populate = false;                      ///< LimiterOptions::populate
+  std::uint64_t max_peer_cells = 20'000'000;  ///< ReplicaOptions::max_peer_cells
+  std::uint64_t max_long_cells = 65'536;      ///< the same
   std::uint64_t max_request_ids = 65'536;
   Nanos request_id_ttl = kMinute;
   std::uint64_t max_tickets = 65'536;

@@ -128,6 +128,8 @@ anti_entropy_interval: 10s
 commit_interval: 2ms
 max_skew: 500ms
 max_series: 42
+max_peer_cells: 4200
+max_long_cells: 1042
 populate: true
 max_request_ids: 0
 request_id_ttl: 5m
@@ -155,6 +157,8 @@ http: {reset: epoch, max_connections: 7, max_body: 8KiB}
   EXPECT_EQ(config.commit_interval, 2 * kMillisecond);
   EXPECT_EQ(config.max_skew, 500 * kMillisecond);
   EXPECT_EQ(config.max_series, 42u);
+  EXPECT_EQ(config.max_peer_cells, 4200u);
+  EXPECT_EQ(config.max_long_cells, 1042u);
   EXPECT_TRUE(config.populate);
   EXPECT_EQ(config.max_request_ids, 0u);
   EXPECT_EQ(config.request_id_ttl, 5 * kMinute);
@@ -210,7 +214,8 @@ http: {reset: minutes, max_connections: 0, max_body: 64KB}
           "list",
           "node.yaml:4:1: nodes: unknown field; expected one of cluster, region, node, listen, "
           "weight, peers, rules, storage, sync_interval, anti_entropy_interval, commit_interval, "
-          "max_commit_wait, max_skew, drain, threads, max_series, populate, max_request_ids, "
+          "max_commit_wait, max_skew, drain, threads, max_series, populate, max_peer_cells, "
+          "max_long_cells, max_request_ids, "
           "request_id_ttl, "
           "max_tickets, caller_percent, log, http, home",
           "node.yaml:5:16: listen.http: expected a literal address and a port, such as "

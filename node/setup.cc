@@ -53,6 +53,8 @@ EngineOptions engine_options(const NodeConfig& config, std::shared_ptr<const Rul
   options.replica.sync_interval = config.sync_interval;
   options.replica.anti_entropy_interval = config.anti_entropy_interval;
   options.replica.max_skew = config.max_skew;
+  options.replica.max_peer_cells = config.max_peer_cells;
+  options.replica.max_long_cells = config.max_long_cells;
   randombytes_buf(&options.replica.seed, sizeof options.replica.seed);
   options.rules = std::move(rules);
   options.hash_key = hash_key(config);
@@ -80,6 +82,7 @@ ForwardOptions home_options(const NodeConfig& config) {
 
 storage::LmdbOptions lmdb_options(const NodeConfig& config) {
   storage::LmdbOptions options;
+  randombytes_buf(&options.seed, sizeof options.seed);
   options.path = config.storage->path;
   options.cluster = config.cluster;
   options.self = config.self;

@@ -101,7 +101,13 @@ File::~File() {
 }
 
 Disk::Disk(LmdbOptions options, std::size_t max_handles)
-    : options_(std::move(options)), max_handles_(max_handles) {}
+    : options_(std::move(options)),
+      max_handles_(max_handles),
+      hash_(options_.seed),
+      taken_(0, hash_),
+      writers_(0, hash_),
+      used_(0, hash_),
+      gathered_(options_.seed) {}
 
 Disk::~Disk() = default;
 
@@ -354,7 +360,7 @@ void Disk::read_writers(const Txn& txn, MDB_dbi dbi) {
   }
 }
 
-void Disk::read_log(const Txn& txn, std::unordered_map<crdt::CellId, crdt::Cell>& cells) {
+void Disk::read_log(const Txn& txn, Cells& cells) {
   Cursor cursor(txn, open_table(txn, "log", 0));
   bool first = true;
   while (cursor.move(MDB_NEXT)) {
@@ -391,8 +397,8 @@ void Disk::read_log(const Txn& txn, std::unordered_map<crdt::CellId, crdt::Cell>
   }
 }
 
-void Disk::read_table(const Txn& txn, const crdt::Generation& generation,
-                      std::unordered_map<crdt::CellId, crdt::Cell>& fresh, crdt::Delta& out) {
+void Disk::read_table(const Txn& txn, const crdt::Generation& generation, Cells& fresh,
+                      crdt::Delta& out) {
   Cursor cursor(txn, open_table(txn, table_name(generation).c_str(), 0));
   while (cursor.move(MDB_NEXT)) {
     crdt::Cell cell = unpack(cursor.key(), cursor.value(), generation);
@@ -443,7 +449,7 @@ Recovered Disk::open(const crdt::Incarnation& fresh, Nanos now) {
 }
 
 void Disk::read_all(Recovered& out) {
-  std::unordered_map<crdt::CellId, crdt::Cell> unfolded;
+  Cells unfolded(0, hash_);
   {
     Txn txn(env_.get(), MDB_RDONLY);
     read_meta(txn, out);
@@ -529,6 +535,23 @@ std::uint64_t Disk::map_used() const {
   MDB_stat stat{};
   if (mdb_env_info(env_.get(), &info) != 0 || mdb_env_stat(env_.get(), &stat) != 0) return 0;
   return (info.me_last_pgno + 1) * stat.ms_psize;
+}
+
+std::uint64_t Disk::map_free() const {
+  constexpr MDB_dbi kFreePages = 0;
+  MDB_stat stat{};
+  if (mdb_env_stat(env_.get(), &stat) != 0) return 0;
+  Txn txn(env_.get(), MDB_RDONLY);
+  Cursor cursor(txn, kFreePages);
+  std::uint64_t pages = 0;
+  while (cursor.move(MDB_NEXT)) {
+    // A list of pages, its length first.
+    std::size_t length = 0;
+    if (cursor.value().size() < sizeof length) continue;
+    std::memcpy(&length, cursor.value().data(), sizeof length);
+    pages += length;
+  }
+  return pages * stat.ms_psize;
 }
 
 std::uint64_t Disk::append(Txn& txn, const crdt::Delta& delta) {

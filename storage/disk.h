@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <weir/crdt/table_hash.h>
 #include <weir/storage/fold_set.h>
 #include <weir/storage/lmdb_env.h>
 #include <weir/storage/store.h>
@@ -44,6 +45,8 @@ class Disk {
   const Log& log() const { return log_; }
   const std::set<crdt::Generation>& tables() const { return tables_; }
   std::uint64_t map_used() const;
+  /// Of that, what is free. In proportion to it.
+  std::uint64_t map_free() const;
   /// Throws if the files are not where they were when they were opened: what is written from then
   /// on would be found by nobody.
   void check_in_place() const;
@@ -86,6 +89,8 @@ class Disk {
   void trim_handles();
 
  private:
+  using Cells = std::unordered_map<crdt::CellId, crdt::Cell, crdt::TableHash>;
+  using Incarnations = std::unordered_set<crdt::Incarnation, crdt::TableHash>;
   struct Writer {
     std::uint32_t number = 0;
     bool named = false;
@@ -103,9 +108,9 @@ class Disk {
   void read_lived(const Txn& txn, MDB_dbi meta, Recovered& out);
   void read_boots(const Txn& txn, MDB_dbi meta, Recovered& out);
   void read_writers(const Txn& txn, MDB_dbi dbi);
-  void read_log(const Txn& txn, std::unordered_map<crdt::CellId, crdt::Cell>& cells);
-  void read_table(const Txn& txn, const crdt::Generation& generation,
-                  std::unordered_map<crdt::CellId, crdt::Cell>& fresh, crdt::Delta& out);
+  void read_log(const Txn& txn, Cells& cells);
+  void read_table(const Txn& txn, const crdt::Generation& generation, Cells& fresh,
+                  crdt::Delta& out);
   MDB_dbi table(const Txn& txn, const crdt::Generation& generation, bool create);
   std::uint32_t number_of(Txn& txn, const crdt::Incarnation& writer);
   static void put_ranges(Bytes& value, const std::vector<crdt::TimeRange>& ranges);
@@ -118,6 +123,7 @@ class Disk {
 
   LmdbOptions options_;
   std::size_t max_handles_;
+  const crdt::TableHash hash_;
   File marker_;  // locked while the store is open
   Env env_;
   MDB_dbi meta_ = 0;
@@ -126,13 +132,13 @@ class Disk {
   Log log_;
   std::uint64_t boots_ = 0;
   TimeLived lived_;
-  std::unordered_set<crdt::Incarnation> taken_;  // by every boot
+  Incarnations taken_;  // by every boot
   std::set<crdt::Generation> tables_;
   std::map<crdt::Generation, MDB_dbi> handles_;
-  std::unordered_map<crdt::Incarnation, Writer> writers_;
+  std::unordered_map<crdt::Incarnation, Writer, crdt::TableHash> writers_;
   std::unordered_map<std::uint32_t, crdt::Incarnation> by_number_;
-  bool reading_ = true;                         // open() has not finished
-  std::unordered_set<crdt::Incarnation> used_;  // writers of what open() read
+  bool reading_ = true;  // open() has not finished
+  Incarnations used_;    // writers of what open() read
   std::map<crdt::Incarnation, crdt::Member> members_;
   std::uint32_t next_writer_ = 0;
   FoldSet gathered_;

@@ -18,8 +18,7 @@ void FoldSet::add(crdt::Cell&& cell) {
 }
 
 void FoldSet::begin(Part& part) {
-  taking_ = std::exchange(part, {});
-  taking_.places = {};
+  taking_.cells = std::exchange(part, Part(hash_)).cells;
   order_.clear();
   next_ = 0;
   for (std::uint32_t i = 0; i < taking_.cells.size(); ++i) {

@@ -2,13 +2,13 @@
 
 #include <absl/container/flat_hash_map.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
 #include <weir/crdt/cell.h>
+#include <weir/crdt/table_hash.h>
 
 namespace weir::storage {
 
@@ -17,6 +17,10 @@ namespace weir::storage {
 /// part of it: series are hashes, and their first bits say which part a cell belongs to.
 class FoldSet {
  public:
+  /// `seed`: of TableHash.
+  explicit FoldSet(std::uint64_t seed)
+      : hash_(seed), parts_(std::size_t{1} << kPartBits, Part(hash_)), taking_(hash_) {}
+
   /// Joins it with what is there of the same cell. Not once taking has begun, until all is taken.
   void add(crdt::Cell&& cell);
   /// Cells that are left to take.
@@ -28,8 +32,9 @@ class FoldSet {
  private:
   static constexpr unsigned kPartBits = 6;
   struct Part {
+    explicit Part(const crdt::TableHash& hash) : places(0, hash) {}
     std::vector<crdt::Cell> cells;
-    absl::flat_hash_map<crdt::CellId, std::uint32_t, std::hash<crdt::CellId>> places;
+    absl::flat_hash_map<crdt::CellId, std::uint32_t, crdt::TableHash> places;
   };
   struct Place {
     crdt::Generation generation;
@@ -38,7 +43,8 @@ class FoldSet {
   };
   void begin(Part& part);
 
-  std::array<Part, 1u << kPartBits> parts_;
+  const crdt::TableHash hash_;
+  std::vector<Part> parts_;
   std::size_t size_ = 0;
   std::size_t next_part_ = 0;
   Part taking_;  // the part that is being taken

@@ -43,7 +43,7 @@ Model take_all(FoldSet& set) {
 
 TEST(FoldSet, TakesTheJoinOfWhatWasAddedInOrder) {
   std::mt19937_64 random(7);
-  FoldSet set;
+  FoldSet set(1);
   for (std::uint64_t series : {1, 40, 3000, 3}) {
     Model model;
     for (int i = 0; i < 5000; ++i) {
@@ -57,7 +57,7 @@ TEST(FoldSet, TakesTheJoinOfWhatWasAddedInOrder) {
 }
 
 TEST(FoldSet, SeriesThatBeginAlikeAreToldApart) {
-  FoldSet set;
+  FoldSet set(1);
   Model model;
   for (std::uint64_t hi : {std::uint64_t{0}, ~std::uint64_t{0}}) {
     for (std::uint64_t lo = 40; lo > 0; --lo) {

@@ -26,6 +26,7 @@ constexpr std::size_t kDropStep = 256;
 constexpr int kMostScanPatience = 32;
 /// Between two looks at whether the files are still where they were.
 constexpr std::chrono::seconds kPlaceCheckInterval{1};
+constexpr std::chrono::seconds kFreeCountInterval{1};
 constexpr std::size_t kFirstFoldCells = 4096;
 constexpr std::size_t kLeastFoldCells = 1024;
 
@@ -512,6 +513,7 @@ class LmdbStore final : public Store {
   }
 
   void publish() {
+    count_free();
     std::lock_guard lock(mutex_);
     counters_.folded_cells = folded_;
     counters_.dropped_generations = dropped_;
@@ -519,6 +521,20 @@ class LmdbStore final : public Store {
     counters_.log_records = disk_->log().records();
     counters_.stale_readers = stale_readers_;
     counters_.map_used_bytes = disk_->map_used();
+    counters_.map_free_bytes = map_free_;
+    counters_.map_bytes = options_.map_bytes;
+  }
+
+  /// Where little of the map was never used.
+  void count_free() {
+    if (disk_->map_used() < options_.map_bytes / 2) {
+      map_free_ = 0;
+      return;
+    }
+    const Clock::time_point now = Clock::now();
+    if (now < next_free_count_) return;
+    next_free_count_ = now + kFreeCountInterval;
+    map_free_ = disk_->map_free();
   }
 
   /// With the path; and the true reason where the system told LMDB another.
@@ -601,6 +617,8 @@ class LmdbStore final : public Store {
   int scan_patience_ = 1;
   Clock::time_point next_scan_;
   Clock::time_point next_reader_check_;
+  Clock::time_point next_free_count_;
+  std::uint64_t map_free_ = 0;
   Clock::time_point next_place_check_;
   std::uint64_t folded_ = 0;
   std::uint64_t dropped_ = 0;

@@ -52,8 +52,10 @@ struct StoreCounters {
   std::uint64_t dropped_generations = 0;
   std::uint64_t log_records = 0;  ///< waiting to be folded
   std::uint64_t stale_readers = 0;
-  std::uint64_t map_used_bytes = 0;
-  Nanos last_commit_time = 0;  ///< how long the last commit took
+  std::uint64_t map_used_bytes = 0;  ///< of the file, once used
+  std::uint64_t map_free_bytes = 0;  ///< of these, to be used again; 0 while there is much else
+  std::uint64_t map_bytes = 0;       ///< LmdbOptions::map_bytes
+  Nanos last_commit_time = 0;        ///< how long the last commit took
 };
 
 /// Holds what must survive a crash. The node drives it; the simulator puts a faulty one in its
@@ -103,6 +105,7 @@ struct LmdbOptions {
   crdt::Member self;                      ///<   is refused
   std::uint64_t map_bytes = 64ull << 30;  ///< address space, not memory; the file grows as needed
   Nanos max_skew = kSecond;               ///< ReplicaOptions::max_skew
+  std::uint64_t seed = 1;                 ///< secret: how tables in memory are hashed
 };
 
 std::unique_ptr<Store> make_lmdb_store(LmdbOptions options);

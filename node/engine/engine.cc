@@ -39,6 +39,21 @@ std::shared_ptr<const crdt::ShareTable> share_table(const EngineOptions& options
   return std::make_shared<const crdt::ShareTable>(std::move(holders));
 }
 
+bool is_about_identity(crdt::AlarmKind kind) {
+  return kind == crdt::AlarmKind::own_slot_ahead || kind == crdt::AlarmKind::duplicate_identity;
+}
+
+/// No cell of these rules is over later, after any instant. Half as long again, and a day: windows
+/// are remembered for one of their parts longer, calendars' differ in length, clocks differ.
+Nanos longest_cell(const RuleSet& rules) {
+  Nanos longest = kMinute;
+  for (const Rule& rule : rules.rules()) {
+    longest = std::max(longest, rule.calendar ? 366 * kDay : 2 * rule.window);
+    if (is_bucket(rule.algorithm)) longest = std::max(longest, bucket_shape(rule).fill_time());
+  }
+  return std::min(longest + longest / 2 + kDay, crdt::kMaxLifetime);
+}
+
 }  // namespace
 
 Engine::Engine(EngineOptions options, storage::Store* store, EngineEvents events)
@@ -84,6 +99,7 @@ bool Engine::start(Nanos wall, storage::StoreEvents store_events, std::string& e
   options_.replica.lost = recovered.lost;
   options_.replica.incarnation = fresh;
   replica_ = std::make_unique<crdt::Replica>(options_.replica, store_ == nullptr);
+  replica_->set_longest(longest_cell(*options_.rules));
   LimiterOptions limiter;
   limiter.hash_key = options_.hash_key;
   limiter.max_series = options_.max_series;
@@ -199,6 +215,25 @@ void Engine::watch_disk(Nanos passed) {
   stalled_ = time_stood_ >= options_.max_time_wait;
 }
 
+/// The last quarter of the map is for what this node counts itself.
+void Engine::watch_space(Nanos now) {
+  if (!writing_ || now < next_space_) return;
+  next_space_ = now + kSecond;
+  const storage::StoreCounters store = store_->counters();
+  const std::uint64_t used =
+      store.map_used_bytes - std::min(store.map_used_bytes, store.map_free_bytes);
+  const bool is_short = used > store.map_bytes / 100 * (disk_short_ ? 70 : 75);
+  if (is_short == disk_short_ || store.map_bytes == 0) return;
+  disk_short_ = is_short;
+  replica_->set_disk_short(is_short);
+  if (is_short) {
+    events_.log("storage_nearly_full",
+                "what others count is kept in memory alone, as map_size is nearly used up");
+  } else {
+    events_.log("storage_room", "what others count is written again");
+  }
+}
+
 void Engine::check(const Request& request, Nanos wall, Decision& out) {
   limiter_->check(request, clock(wall), out);
 }
@@ -220,6 +255,7 @@ Settled Engine::settle(Ticket ticket, std::uint64_t actual, Nanos wall) {
 void Engine::reload(std::shared_ptr<PreparedRules> prepared) {
   limiter_->reload(std::move(prepared));
   options_.rules = limiter_->rules();
+  replica_->set_longest(longest_cell(*options_.rules));
   escrow_->rules_changed();
 }
 
@@ -291,6 +327,7 @@ void Engine::pump(Nanos wall) {
   if (store_ != nullptr && !writing_) reopen_store(wall);
   if (renewing_ && (!writing_ || persisted_ >= last_write_)) renew(now);
   limiter_->settle_due(now, kSettleBatch);
+  watch_space(now);
   holding_ = writing_ && (renewing_ || store_->backlog() >= options_.max_backlog);
   if (now >= next_sweep_ && !holding_) {
     step("sweep");
@@ -429,7 +466,7 @@ void Engine::handle_alarms(Nanos now) {
   const bool renewing = renew_wanted_ || renewing_;
   for (const crdt::Alarm& alarm : replica_->take_alarms()) {
     tell_alarm(alarm, now);
-    renew_wanted_ |= alarm.kind != crdt::AlarmKind::unconfirmed_relay && !renewing_;
+    renew_wanted_ |= is_about_identity(alarm.kind) && !renewing_;
   }
   if (!renewing && escrow_->tainted()) {
     events_.log("stale_disk", "a peer knows more of this member than its disk held");
@@ -461,6 +498,9 @@ void Engine::tell_alarm(const crdt::Alarm& alarm, Nanos now) {
     case crdt::AlarmKind::duplicate_identity:
       detail += " uses the same incarnation as another live node";
       break;
+    case crdt::AlarmKind::too_many_cells:
+      detail += " has brought more cells than a member may: further ones are not taken";
+      break;
     case crdt::AlarmKind::unconfirmed_relay:
       detail += " told more of another member's slot than that member, which is live, ever showed";
       break;
@@ -468,8 +508,9 @@ void Engine::tell_alarm(const crdt::Alarm& alarm, Nanos now) {
   if (told.more > 0) {
     detail += "; " + std::to_string(told.more) + " times more since the last such line";
   }
+  const bool identity = is_about_identity(alarm.kind);
   const bool relay = alarm.kind == crdt::AlarmKind::unconfirmed_relay;
-  events_.log(relay ? "relay_alarm" : "identity_alarm", detail);
+  events_.log(identity ? "identity_alarm" : relay ? "relay_alarm" : "member_alarm", detail);
   told = {now, 0};
 }
 

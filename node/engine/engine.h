@@ -236,6 +236,7 @@ class Engine {
   void reserve_time(Nanos wall);
   void watch_clock(Nanos wall, Nanos now);
   void watch_disk(Nanos passed);
+  void watch_space(Nanos now);
   void absorb(const crdt::CellId& id, bool own);
   void let_go(Nanos now);
   void tell_fullness(Nanos now);
@@ -293,7 +294,9 @@ class Engine {
   crdt::WriteId handed_over_write_ = 0;  // with that
   std::uint64_t handed_over_stamp_ = 0;  // up to here they have to acknowledge; 0: not known
   bool holding_ = false;
-  bool writing_ = false;  // the store takes writes
+  bool writing_ = false;     // the store takes writes
+  bool disk_short_ = false;  // it is nearly full
+  Nanos next_space_ = 0;
   // A store that has failed:
   bool reopening_ = false;  // it was asked to open again, as reopened_as_ at reopened_at_
   crdt::Incarnation reopened_as_;

@@ -53,7 +53,7 @@ class ModelStore final : public storage::Store {
     flush();
     ceiling = now;
   }
-  storage::StoreCounters counters() const override { return {}; }
+  storage::StoreCounters counters() const override { return said; }
 
   crdt::WriteId flush() {
     crdt::WriteId last = 0;
@@ -76,6 +76,7 @@ class ModelStore final : public storage::Store {
   bool stalled = false;  // reservations wait for reach()
   bool broken = false;
   crdt::Incarnation reopened;
+  storage::StoreCounters said;
 
  private:
   storage::StoreEvents events_;
@@ -549,6 +550,36 @@ TEST(Engine, ATripwireMovesToAFreshIncarnationOnceEverythingIsDurable) {
   EXPECT_EQ(node.used(), 13u);
   Node again(&disk);
   EXPECT_EQ(again.used(), 13u);
+}
+
+TEST(Engine, ADiskThatIsNearlyFullIsForOwnCounts) {
+  ModelStore disk;
+  Node node(&disk);
+  disk.said.map_bytes = 1000;
+  disk.said.map_used_bytes = 900;
+  disk.said.map_free_bytes = 200;
+  const auto peer_counts = [&](std::uint64_t series, Nanos now) {
+    crdt::Cell cell{{{series, 1}, {now, now + kHour}}, {{{{9, 9}, 0}, 1}}, {}};
+    node.engine->receive(0, {9, 9}, crdt::Repair{{{cell}, {}}, {}}, now);
+    node.commit(now);
+    return disk.cells.contains(cell.id);
+  };
+  Nanos now = kNow;
+  node.engine->pump(now);
+  EXPECT_TRUE(peer_counts(1, now));
+  disk.said.map_free_bytes = 100;
+  node.engine->pump(now += kSecond);
+  EXPECT_TRUE(node.logged.contains("storage_nearly_full"));
+  EXPECT_FALSE(peer_counts(2, now));
+  EXPECT_EQ(node.engine->replica().cell_count(), 2u);
+  node.hit(7, now);
+  node.engine->pump(now);
+  node.commit(now);
+  EXPECT_EQ(disk.cells.size(), 2u);
+  disk.said.map_free_bytes = 300;
+  node.engine->pump(now += kSecond);
+  EXPECT_TRUE(node.logged.contains("storage_room"));
+  EXPECT_TRUE(peer_counts(3, now));
 }
 
 TEST(Engine, MemoryOnlyNeverPromisesDurability) {

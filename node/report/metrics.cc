@@ -117,6 +117,16 @@ void add_peers(Page& page, const std::vector<PeerMetrics>& peers) {
                "Messages to the peer that were dropped because it was down or slow; they are sent "
                "again later.");
   for (const PeerMetrics& peer : peers) page.add({{"peer", peer.peer}}, peer.dropped_messages);
+
+  page.counter(
+      "weir_peer_withheld_slots_total",
+      "Counts of other live members that the peer relayed higher than these had shown: not "
+      "taken from it.");
+  for (const PeerMetrics& peer : peers) page.add({{"peer", peer.peer}}, peer.withheld_slots);
+
+  page.counter("weir_peer_refused_cells_total",
+               "Cells from the peer that were not taken, as it has brought as many as it may.");
+  for (const PeerMetrics& peer : peers) page.add({{"peer", peer.peer}}, peer.refused_cells);
 }
 
 void add_storage(Page& page, const StorageMetrics& storage) {

@@ -102,7 +102,8 @@ NodeMetrics example() {
   metrics.rules_file = {"0123456789abcdef", 1'767'323'046.5, 41, 42, false};
   metrics.rules = {{"api", "per-key", 100, 7, 2, 5, false, 43, 44, 45, 46},
                    {"api", "trial", 50, 9, 0, 0, true}};
-  metrics.peers = {{"us/us-1", true, 5, 0.25, -0.125, 3, true}, {"ap/ap-1", false, 0, {}, {}, 0}};
+  metrics.peers = {{"us/us-1", true, 5, 0.25, -0.125, 3, true, 8, 9},
+                   {"ap/ap-1", false, 0, {}, {}, 0}};
   metrics.storage = StorageMetrics{true, 10, 20, 4096, 1, 0.004, 11, 12};
   metrics.home = HomeMetrics{13, 14, 15, 16};
   metrics.escrow = EscrowMetrics{true, false, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61};
@@ -184,6 +185,10 @@ TEST(Metrics, RendersEveryFigure) {
       {"weir_peer_two_of_name{peer=\"ap/ap-1\"}", 0},
       {"weir_peer_dropped_messages_total{peer=\"us/us-1\"}", 3},
       {"weir_peer_dropped_messages_total{peer=\"ap/ap-1\"}", 0},
+      {"weir_peer_withheld_slots_total{peer=\"us/us-1\"}", 8},
+      {"weir_peer_withheld_slots_total{peer=\"ap/ap-1\"}", 0},
+      {"weir_peer_refused_cells_total{peer=\"us/us-1\"}", 9},
+      {"weir_peer_refused_cells_total{peer=\"ap/ap-1\"}", 0},
       {"weir_storage_ok", 1},
       {"weir_storage_commits_total", 10},
       {"weir_storage_records_total", 20},

@@ -332,6 +332,8 @@ void NodeReport::collect_peers(NodeMetrics& out, Nanos now) {
     if (status[i].caught_up_at != 0) peer.lag = seconds_since(status[i].caught_up_at, now);
     const rpc::LinkStatus link = from_.peers->status(i);
     peer.dropped_messages = link.dropped;
+    peer.withheld_slots = status[i].withheld_slots;
+    peer.refused_cells = status[i].refused_cells;
     if (link.skew) peer.skew = seconds(*link.skew);
     peer.two_of_name = link.two_of_name;
     out.namesake |= link.sees_namesake;

@@ -11,8 +11,14 @@
 #include <vector>
 
 #include <weir/crdt/message.h>
+#include <weir/crdt/table_hash.h>
 #include <weir/node/engine/engine.h>
 #include <weir/proptests/sim/disk.h>
+
+template <>
+struct std::hash<weir::crdt::CellId> : weir::crdt::TableHash {
+  hash() : TableHash(1) {}
+};
 
 namespace weir::sim {
 
