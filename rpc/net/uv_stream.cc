@@ -12,13 +12,28 @@
 #include <cstring>
 #include <utility>
 
+#include <weir/rpc/net/tls_session.h>
+
 namespace weir::rpc {
 namespace {
 
 /// A drained output buffer larger than this gives its memory back.
 constexpr size_t kKeepCapacity = 1u << 20;
 
+/// Where encrypted bytes are read into on their way into a session, by all streams of a thread.
+kj::ArrayPtr<kj::byte> cipher_buffer() {
+  thread_local auto buffer = kj::heapArray<kj::byte>(UvStream::kReadBuffer);
+  return buffer;
+}
+
 }  // namespace
+
+/// What stands between the socket and the buffers.
+struct UvStream::Tls {
+  std::unique_ptr<TlsSession> session;
+  std::vector<kj::byte> plain;  // written, and not encrypted yet
+  Output sealed;                // encrypted, on its way to out_
+};
 
 kj::Exception system_error(const char* call, int error) {
   auto type = kj::Exception::Type::FAILED;
@@ -70,9 +85,13 @@ kj::Promise<size_t> UvStream::tryRead(void* buffer, size_t min, size_t max) {
   return read_more(static_cast<kj::byte*>(buffer), min, max, 0);
 }
 
-/// One recv(2): how much came (0: the end), or a negative errno; -EAGAIN if the socket has to be
-/// waited for.
+/// How much came (0: the end), or a negative errno; -EAGAIN if the socket has to be waited for.
 ssize_t UvStream::receive(kj::byte* to, size_t size) {
+  return tls_ ? receive_tls(to, size) : receive_raw(to, size);
+}
+
+/// The same, by one recv(2).
+ssize_t UvStream::receive_raw(kj::byte* to, size_t size) {
   if (std::exchange(emptied_, false) && !failed_) return -EAGAIN;
   ssize_t n = 0;
   do {
@@ -86,6 +105,87 @@ ssize_t UvStream::receive(kj::byte* to, size_t size) {
   // Polling tells when there is more, or the end, without a call that finds nothing.
   emptied_ = n > 0 && static_cast<size_t>(n) < size;
   return n;
+}
+
+ssize_t UvStream::receive_tls(kj::byte* to, size_t size) {
+  TlsSession& session = *tls_->session;
+  for (;;) {
+    const bool was_secured = session.secured();
+    const size_t got = session.read({reinterpret_cast<char*>(to), size}, tls_->sealed);
+    take_sealed();
+    after_append();
+    const bool now_secured = !was_secured && session.secured();
+    // What waited for this.
+    if (now_secured && (armed_ & UV_WRITABLE) == 0) send_out();
+    if (got > 0) return static_cast<ssize_t>(got);
+    if (now_secured && size == 0) return 0;
+    if (session.state() == TlsSession::State::ended) return 0;
+    if (session.state() == TlsSession::State::failed) return -EPROTO;
+    auto buffer = cipher_buffer();
+    const ssize_t n = receive_raw(buffer.begin(), buffer.size());
+    if (n == 0) return session.end() ? 0 : -ECONNRESET;
+    if (n < 0) return n;
+    session.receive({reinterpret_cast<const char*>(buffer.begin()), static_cast<size_t>(n)});
+  }
+}
+
+kj::Exception UvStream::read_error(ssize_t result) const {
+  std::string why = tls_failure();
+  if (why.empty()) return system_error("recv", static_cast<int>(-result));
+  return kj::Exception(kj::Exception::Type::DISCONNECTED, __FILE__, __LINE__, kj::str(why.c_str()));
+}
+
+void UvStream::start_tls(std::unique_ptr<TlsSession> session) {
+  tls_ = std::make_unique<Tls>();
+  tls_->session = std::move(session);
+  tls_->session->start(tls_->sealed);
+  take_sealed();
+  after_append();
+}
+
+kj::Promise<void> UvStream::secured() {
+  const ssize_t n = receive(nullptr, 0);
+  if (n == -EAGAIN) return when_readable().then([this] { return secured(); });
+  if (n < 0) return read_error(n);
+  if (!tls_->session->secured()) return read_error(-ECONNRESET);
+  return kj::READY_NOW;
+}
+
+const TlsSession* UvStream::tls() const {
+  return tls_ ? tls_->session.get() : nullptr;
+}
+
+std::string UvStream::tls_failure() const {
+  return tls_ && tls_->session->state() == TlsSession::State::failed ? tls_->session->why()
+                                                                     : std::string();
+}
+
+std::size_t UvStream::unsealed() const {
+  return tls_->plain.size();
+}
+
+/// Encrypts what was written, unless the handshake is yet to be done.
+void UvStream::seal() {
+  TlsSession& session = *tls_->session;
+  if (session.can_write()) {
+    session.write({reinterpret_cast<const char*>(tls_->plain.data()), tls_->plain.size()},
+                  tls_->sealed);
+  } else if (!session.secured() && session.state() != TlsSession::State::failed) {
+    return;
+  }
+  tls_->plain.clear();
+  if (tls_->plain.capacity() > kKeepCapacity) tls_->plain.shrink_to_fit();
+  if (shutdown_wanted_) session.close(tls_->sealed);
+  take_sealed();
+}
+
+void UvStream::take_sealed() {
+  Output& sealed = tls_->sealed;
+  if (sealed.empty()) return;
+  const auto* bytes = reinterpret_cast<const kj::byte*>(sealed.data());
+  if (write_error_ == 0) out_.insert(out_.end(), bytes, bytes + sealed.size());
+  sealed.clear();
+  if (sealed.capacity() > kReadBuffer) sealed = {};
 }
 
 kj::Promise<size_t> UvStream::read_more(kj::byte* to, size_t min, size_t max, size_t done) {
@@ -109,7 +209,7 @@ kj::Promise<size_t> UvStream::read_more(kj::byte* to, size_t min, size_t max, si
       return when_readable().then(
           [this, to, min, max, done] { return read_more(to, min, max, done); });
     }
-    if (n < 0) return system_error("recv", static_cast<int>(-n));
+    if (n < 0) return read_error(n);
     auto got = static_cast<size_t>(n);
     if (direct) {
       to += got;
@@ -140,7 +240,7 @@ kj::Promise<bool> UvStream::more_input() {
   KJ_REQUIRE(make_room(), "the input buffer is full");
   ssize_t n = receive(in_.begin() + in_end_, kReadBuffer - in_end_);
   if (n == -EAGAIN) return when_readable().then([this] { return more_input(); });
-  if (n < 0) return system_error("recv", static_cast<int>(-n));
+  if (n < 0) return read_error(n);
   in_end_ += static_cast<size_t>(n);
   return n > 0;
 }
@@ -170,7 +270,8 @@ kj::Promise<void> UvStream::when_drained() {
 }
 
 void UvStream::append(kj::ArrayPtr<const kj::byte> bytes) {
-  out_.insert(out_.end(), bytes.begin(), bytes.end());
+  std::vector<kj::byte>& out = tls_ ? tls_->plain : out_;
+  out.insert(out.end(), bytes.begin(), bytes.end());
 }
 
 void UvStream::after_append() {
@@ -189,8 +290,9 @@ void UvStream::flush() noexcept {
 }
 
 void UvStream::send_out() {
-  while (buffered() > 0) {
-    ssize_t n = ::send(fd_.get(), out_.data() + sent_, buffered(), MSG_NOSIGNAL);
+  if (tls_) seal();
+  while (sent_ < out_.size()) {
+    ssize_t n = ::send(fd_.get(), out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL);
     if (n >= 0) {
       sent_ += static_cast<size_t>(n);
       continue;
@@ -212,8 +314,10 @@ void UvStream::send_out() {
   out_.clear();
   sent_ = 0;
   if (out_.capacity() > kKeepCapacity) out_.shrink_to_fit();
-  if (shutdown_wanted_) ::shutdown(fd_.get(), SHUT_WR);
-  wake_drained();
+  const bool in_handshake =
+      tls_ && tls_->session->state() == TlsSession::State::handshaking;  // output may wait for it
+  if (shutdown_wanted_ && !in_handshake) ::shutdown(fd_.get(), SHUT_WR);
+  if (buffered() < kWriteHigh) wake_drained();
 }
 
 void UvStream::wake_drained() {

@@ -6,12 +6,16 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include <weir/rpc/net/address.h>
 #include <weir/rpc/net/event_loop.h>
 
 namespace weir::rpc {
+
+class TlsSession;
 
 /// A connected socket as a KJ stream on an EventLoop. No buffer is ever lent to libuv or the kernel
 /// beyond a call, so any promise may be dropped at any time.
@@ -23,6 +27,10 @@ namespace weir::rpc {
 /// (back-pressure), so a writer that honours it buffers at most kWriteHigh and one write. Errors
 /// reject promises with kj::Exception, type DISCONNECTED if the connection is gone. One read and
 /// one write at a time; send() may come between.
+///
+/// With TLS all of that holds for the plain bytes. What is written in one turn is encrypted when it
+/// is sent, so that small writes share a record. Reading drives the handshake. An end without the
+/// other side's word is an error.
 class UvStream final : public kj::AsyncIoStream, private Flushable {
  public:
   static constexpr std::size_t kReadBuffer = 64u << 10;
@@ -31,6 +39,16 @@ class UvStream final : public kj::AsyncIoStream, private Flushable {
   /// Takes a non-blocking socket. Throws if libuv refuses it.
   UvStream(EventLoop& loop, kj::AutoCloseFd fd);
   ~UvStream() noexcept(false);
+
+  /// Speaks TLS from now on: before anything was read or written.
+  void start_tls(std::unique_ptr<TlsSession> session);
+  /// Resolves once the TLS handshake is done, or rejects with what was wrong. Before anything is
+  /// read.
+  kj::Promise<void> secured();
+  /// Null without TLS.
+  const TlsSession* tls() const;
+  /// Why TLS failed; empty if it did not, or there is none.
+  std::string tls_failure() const;
 
   kj::Promise<size_t> tryRead(void* buffer, size_t min, size_t max) override;
   kj::Promise<void> write(const void* buffer, size_t size) override;
@@ -59,14 +77,22 @@ class UvStream final : public kj::AsyncIoStream, private Flushable {
   kj::Promise<void> when_drained();
   /// Resolves when the socket takes output, or has failed.
   kj::Promise<void> when_writable();
-  std::size_t buffered() const { return out_.size() - sent_; }
+  std::size_t buffered() const { return out_.size() - sent_ + (tls_ ? unsealed() : 0); }
   /// When bytes last arrived, on the loop's clock; at first, when the stream was made.
   kj::TimePoint last_received() const { return last_received_; }
 
  private:
   using Fulfiller = kj::Maybe<kj::Own<kj::PromiseFulfiller<void>>>;
 
+  struct Tls;
+
   ssize_t receive(kj::byte* to, size_t size);
+  ssize_t receive_raw(kj::byte* to, size_t size);
+  ssize_t receive_tls(kj::byte* to, size_t size);
+  kj::Exception read_error(ssize_t result) const;
+  std::size_t unsealed() const;
+  void seal();
+  void take_sealed();
   bool make_room();
   kj::Promise<size_t> read_more(kj::byte* to, size_t min, size_t max, size_t done);
   kj::Promise<void> when_readable();
@@ -96,7 +122,8 @@ class UvStream final : public kj::AsyncIoStream, private Flushable {
   kj::Array<kj::byte> in_;
   size_t in_begin_ = 0, in_end_ = 0;
   std::vector<kj::byte> out_;
-  size_t sent_ = 0;  // bytes of out_ that went out
+  size_t sent_ = 0;           // bytes of out_ that went out
+  std::unique_ptr<Tls> tls_;  // null: none
 };
 
 /// Connects, or rejects: refused, unreachable, or `timeout` passed.
