@@ -68,6 +68,14 @@ PeerKey derive_key(const std::string& secret) {
   return key;
 }
 
+PeerKey bind_key(const PeerKey& key, std::span<const std::uint8_t, 32> connection) {
+  start_sodium();
+  PeerKey bound;
+  crypto_generichash(bound.data(), bound.size(), connection.data(), connection.size(), key.data(),
+                     key.size());
+  return bound;
+}
+
 Nonce fresh_nonce() {
   start_sodium();
   Nonce nonce;

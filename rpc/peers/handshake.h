@@ -29,8 +29,13 @@ struct Party {
 
 enum class Role : std::uint8_t { dialer = 1, acceptor = 2 };
 
-/// The key that the members of a cluster share, from their secret.
+/// The key that the members of a cluster share, from their secret, which may be empty where
+/// certificates stand for it.
 PeerKey derive_key(const std::string& secret);
+
+/// The key of one connection: of what the members share, and of what only the two ends of the TLS
+/// connection below know.
+PeerKey bind_key(const PeerKey& key, std::span<const std::uint8_t, 32> connection);
 
 Nonce fresh_nonce();
 

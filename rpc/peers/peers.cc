@@ -11,8 +11,10 @@
 #include <utility>
 
 #include <weir/rpc/net/backoff.h>
+#include <weir/rpc/net/certificates.h>
 #include <weir/rpc/net/connection.h>
 #include <weir/rpc/net/listener.h>
+#include <weir/rpc/net/tls_session.h>
 #include <weir/rpc/peers/forward_queue.h>
 #include <weir/rpc/peers/forward_server.h>
 #include <weir/rpc/peers/handshake.h>
@@ -41,6 +43,8 @@ constexpr std::size_t kStillClosing = 256;
 constexpr auto kTwoOfName = 60 * kj::SECONDS;
 /// A session that lived so long starts its back-off anew.
 constexpr auto kSettled = 10 * kj::SECONDS;
+/// What is exported from a TLS connection for its handshake (docs/protocol.md).
+constexpr std::string_view kExporter = "EXPORTER-weir-peer-handshake";
 
 kj::Duration duration(Nanos n) {
   return n * kj::NANOSECONDS;
@@ -115,12 +119,14 @@ struct PeerNetwork::Impl final : kj::TaskSet::ErrorHandler {
   int find(const crdt::Member& member) const;
   void report(const std::string& who, const std::string& why);
   bool room_to_ask(std::size_t peer);
+  std::string certificate_of(std::size_t peer) const;
+  PeerKey key_for(std::size_t secret, const UvStream& stream) const;
   void taskFailed(kj::Exception&& e) override { KJ_LOG(ERROR, "peer network task", e); }
 
   EventLoop& loop;
   PeerOptions options;
   PeerHandler& handler;
-  PeerKey key{};
+  std::vector<PeerKey> keys;  // of the secrets, the present one first
   bool started = false;
   bool running = false;
   bool restarting = false;
@@ -252,9 +258,16 @@ class PeerNetwork::Impl::GateServer final : public schema::Gate::Server {
       return kj::READY_NOW;
     }
     const std::string& cluster = net->options.cluster;
-    Mac expected =
-        weir::rpc::prove(net->key, Role::dialer, in_->version, cluster, in_->dialer, in_->acceptor);
-    if (!same(bytes(context.getParams().getMac()), expected)) {
+    const auto mac = [&](std::size_t secret, Role role) {
+      return weir::rpc::prove(net->key_for(secret, in_->connection->stream()), role, in_->version,
+                              cluster, in_->dialer, in_->acceptor);
+    };
+    std::size_t secret = 0;
+    while (secret < net->keys.size() &&
+           !same(bytes(context.getParams().getMac()), mac(secret, Role::dialer))) {
+      ++secret;
+    }
+    if (secret == net->keys.size()) {
       results.setRefused(in_->refuse("wrong secret").c_str());
       return kj::READY_NOW;
     }
@@ -268,8 +281,8 @@ class PeerNetwork::Impl::GateServer final : public schema::Gate::Server {
     in_->stage = Inbound::Stage::proved;
     net->proved[in_->peer].add(in_->dialer.incarnation, net->loop.timer().now());
     in_->connection->framing().set_message_words(kMemberWords);
-    results.setMac(as_data(weir::rpc::prove(net->key, Role::acceptor, in_->version, cluster,
-                                            in_->dialer, in_->acceptor)));
+    // By the secret that the dialer knows: another one would tell it nothing.
+    results.setMac(as_data(mac(secret, Role::acceptor)));
     results.setLink(kj::heap<LinkServer>(in_->ref()));
     return kj::READY_NOW;
   }
@@ -298,6 +311,15 @@ class PeerNetwork::Impl::GateServer final : public schema::Gate::Server {
     int peer = in_->net->find(in_->dialer.member);
     if (peer < 0) return in_->refuse("is not a member of this cluster");
     in_->peer = static_cast<crdt::PeerIndex>(peer);
+    if (const TlsSession* tls = in_->connection->stream().tls()) {
+      const std::string name = in_->net->certificate_of(in_->peer);
+      if (!tls->peer_is(name)) {
+        const std::vector<std::string> names = tls->peer_names();
+        return in_->refuse("its certificate is of " +
+                           (names.empty() ? "nobody" : printable(names.front())) + ", expected " +
+                           printable(name));
+      }
+    }
     in_->dialer.incarnation = read(hello.getIncarnation());
     if (!in_->dialer.incarnation) return in_->refuse("has no incarnation");
     if (!read_nonce(hello.getNonce(), in_->dialer.nonce)) return in_->refuse("nonce of wrong size");
@@ -404,7 +426,9 @@ class PeerNetwork::Impl::Outgoing {
   crdt::PeerIndex index_;
   Address address_;
   Backoff backoff_;
-  bool refused_ = false;  // what failed the attempt was a refusal, not the network
+  bool refused_ = false;           // what failed the attempt was a refusal, not the network
+  std::size_t secret_ = 0;         // which one the peer knows, as far as is known
+  std::size_t secrets_tried_ = 0;  // that it refused in a row
   Party self_;
   kj::Own<Connection> connection_;
   kj::Own<Session> session_;
@@ -429,9 +453,20 @@ kj::Promise<void> PeerNetwork::Impl::Outgoing::run() {
 kj::Promise<void> PeerNetwork::Impl::Outgoing::attempt() {
   refused_ = false;
   return connect(net_.loop, address_, duration(net_.options.connect_timeout))
+      .then([this](kj::Own<UvStream>&& stream) -> kj::Promise<kj::Own<UvStream>> {
+        if (net_.options.tls == nullptr) return kj::mv(stream);
+        stream->start_tls(
+            TlsSession::client(net_.options.tls, label(peer()), {net_.certificate_of(index_)}));
+        auto secured = stream->secured();
+        return timer()
+            .timeoutAfter(duration(net_.options.handshake_timeout), kj::mv(secured))
+            .then([stream = kj::mv(stream)]() mutable { return kj::mv(stream); });
+      })
       .then([this](kj::Own<UvStream>&& stream) {
         connection_ = kj::heap<Connection>(net_.loop, kj::mv(stream), ConnectionLimits{});
-        auto over = connection_->closed().then([]() -> kj::Promise<void> {
+        auto over = connection_->closed().then([this]() -> kj::Promise<void> {
+          std::string why = connection_->stream().tls_failure();
+          if (!why.empty()) return refusal(std::move(why));
           return KJ_EXCEPTION(DISCONNECTED, "connection closed by the peer");
         });
         auto session = timer()
@@ -488,15 +523,22 @@ kj::Promise<void> PeerNetwork::Impl::Outgoing::greeted(schema::Gate::Client gate
   if (!read_nonce(welcome.getNonce(), acceptor.nonce)) return refuse("nonce of wrong size");
 
   auto request = gate.proveRequest();
-  request.setMac(
-      as_data(prove(net_.key, Role::dialer, version, net_.options.cluster, self_, acceptor)));
+  const PeerKey key = net_.key_for(secret_, connection_->stream());
+  request.setMac(as_data(prove(key, Role::dialer, version, net_.options.cluster, self_, acceptor)));
   return request.send().then(
-      [this, version, acceptor, refuse](
+      [this, key, version, acceptor, refuse](
           capnp::Response<schema::Gate::ProveResults>&& response) mutable -> kj::Promise<void> {
         auto why = response.getRefused();
-        if (why.size() > 0) return refuse("refused us: " + printable(std::string(why.cStr())));
-        Mac expected =
-            prove(net_.key, Role::acceptor, version, net_.options.cluster, self_, acceptor);
+        if (why.size() > 0) {
+          // The peer may know another secret yet, or still: the next attempt tries that one.
+          secret_ = (secret_ + 1) % net_.keys.size();
+          std::string refused = "refused us: " + printable(std::string(why.cStr()));
+          if (++secrets_tried_ < net_.keys.size()) return refusal(std::move(refused));
+          secrets_tried_ = 0;
+          return refuse(std::move(refused));
+        }
+        secrets_tried_ = 0;
+        Mac expected = prove(key, Role::acceptor, version, net_.options.cluster, self_, acceptor);
         if (!same(bytes(response.getMac()), expected)) return refuse("wrong secret");
         if (!response.hasLink()) return refuse("gave no link");
         up(acceptor.incarnation, response.getLink());
@@ -671,6 +713,18 @@ void PeerNetwork::Impl::report(const std::string& who, const std::string& why) {
   handler.refused(printable(who), why.substr(0, 512));
 }
 
+/// Whom a member's certificate is of.
+std::string PeerNetwork::Impl::certificate_of(std::size_t peer) const {
+  const PeerAddress& one = options.peers[peer];
+  return one.certificate.empty() ? member_uri(options.cluster, one.member.region, one.member.node)
+                                 : one.certificate;
+}
+
+PeerKey PeerNetwork::Impl::key_for(std::size_t secret, const UvStream& stream) const {
+  const TlsSession* tls = stream.tls();
+  return tls == nullptr ? keys[secret] : bind_key(keys[secret], tls->exporter(kExporter));
+}
+
 bool PeerNetwork::Impl::room_to_ask(std::size_t peer) {
   return peer < outgoing.size() && outgoing[peer]->room_to_ask();
 }
@@ -689,8 +743,14 @@ bool PeerNetwork::Impl::start(std::string& error) {
     error = "a name is longer than " + std::to_string(kMaxName) + " bytes";
     return false;
   }
-  if (options.secret.empty()) {
+  if (options.secret.empty() && options.tls == nullptr) {
     error = "the secret must not be empty";
+    return false;
+  }
+  if (options.tls != nullptr &&
+      (options.tls->options().cert.empty() ||
+       options.tls->options().client_certificate != ClientCertificate::required)) {
+    error = "TLS between members must be mutual";
     return false;
   }
   std::vector<Address> addresses;
@@ -707,7 +767,8 @@ bool PeerNetwork::Impl::start(std::string& error) {
     }
     addresses.push_back(*address);
   }
-  key = derive_key(options.secret);
+  keys.push_back(derive_key(options.secret));
+  if (!options.previous_secret.empty()) keys.push_back(derive_key(options.previous_secret));
   if (!listener.open(options.listen, error)) return false;
   started = running = true;
   tasks.add(sweep());
@@ -731,7 +792,7 @@ void PeerNetwork::Impl::stop() {
     receiving.cancel("this node is stopping");
     serving.stop();
   }));
-  sodium_memzero(key.data(), key.size());
+  for (PeerKey& key : keys) sodium_memzero(key.data(), key.size());
 }
 
 bool PeerNetwork::Impl::two_of_name(crdt::PeerIndex peer) const {
@@ -767,6 +828,7 @@ void PeerNetwork::Impl::accept(kj::Own<UvStream> stream, const Address& from) {
   ConnectionLimits limits;
   limits.framing.message_words = kStrangerWords;
   auto in = kj::refcounted<Inbound>(*this, from);
+  if (options.tls != nullptr) stream->start_tls(TlsSession::server(options.tls, in->from));
   in->connection =
       kj::heap<Connection>(loop, kj::mv(stream), kj::heap<GateServer>(in->ref()), limits, budget);
   tasks.add(in->connection->closed().then([this, in = in->ref()]() mutable {

@@ -16,6 +16,7 @@
 #include <weir/crdt/time.h>
 #include <weir/rpc/check.h>
 #include <weir/rpc/net/event_loop.h>
+#include <weir/rpc/net/tls_context.h>
 
 namespace weir::rpc {
 
@@ -55,13 +56,19 @@ class PeerHandler {
 struct PeerAddress {
   crdt::Member member;
   std::string address;  ///< "10.0.0.2:7400", "[fd00::2]:7400"
+  /// Whom its certificate is of, where TLS is on: a URI or a DNS name. Empty: member_uri().
+  std::string certificate = {};
 };
 
 struct PeerOptions {
   crdt::Member self;
   crdt::Incarnation incarnation;
   std::string cluster;
-  std::string secret;              ///< shared by the cluster; whoever knows it is a member
+  std::string secret;  ///< shared by the cluster; whoever knows it is a member. Empty only with tls
+  std::string previous_secret;  ///< good as well, while a new one is brought in; may be empty
+  /// Mutual TLS on every connection: a member is then who its certificate says. Its
+  /// client_certificate is `required`. Null: none.
+  std::shared_ptr<TlsContext> tls;
   std::string listen;              ///< "127.0.0.1:7400"; port 0 takes a free one
   std::vector<PeerAddress> peers;  ///< crdt::PeerIndex is the index in here
   std::function<Nanos()> wall;     ///< the wall clock that peers are told; may be empty

@@ -11,6 +11,7 @@
 
 #include <weir/rpc/net/connection.h>
 #include <weir/rpc/net/test_util.h>
+#include <weir/rpc/net/tls_test_util.h>
 #include <weir/rpc/peers/handshake.h>
 #include <weir/rpc/peers/peers_test_util.h>
 #include <weir/rpc/wire.h>
@@ -254,6 +255,158 @@ TEST_F(PeersTest, AnotherSecretIsRefusedOnBothSides) {
   EXPECT_FALSE(a_->network.status(0).heard);
 }
 
+// One node after the other gets the new secret, and later loses the old one: they find each other
+// at each step.
+TEST_F(PeersTest, ASecretIsReplacedWhileBothAreGood) {
+  const std::string fresh = "the next secret of the test cluster";
+  a_options_.secret = fresh;
+  a_options_.previous_secret = test::kSecret;
+  start();
+  EXPECT_TRUE(both_up());
+  EXPECT_FALSE(a_->handler.has_refusal("refused us"))
+      << "it tries the other secret before it says so";
+  b_.reset();
+  b_options_.secret = fresh;
+  b_options_.previous_secret = test::kSecret;
+  b_options_.incarnation = incarnation(3);
+  b_.emplace(loop_, b_options_);
+  EXPECT_TRUE(both_up());
+  a_.reset();
+  a_options_.previous_secret.clear();
+  a_options_.incarnation = incarnation(4);
+  a_.emplace(loop_, a_options_);
+  EXPECT_TRUE(both_up());
+  b_.reset();
+  b_options_.secret = test::kSecret;
+  b_options_.previous_secret.clear();
+  b_options_.incarnation = incarnation(5);
+  b_.emplace(loop_, b_options_);
+  EXPECT_TRUE(eventually([&] { return a_->handler.has_refusal("refused us: wrong secret"); }));
+  EXPECT_TRUE(eventually([&] { return b_->handler.has_refusal("refused us: wrong secret"); }));
+}
+
+// ---- Mutual TLS ----
+
+class TlsPeersTest : public PeersTest {
+ protected:
+  TlsPeersTest() {
+    ca_.issue("a", {"weir://cluster/test/a"});
+    ca_.issue("b", {"weir://cluster/test/b", "b.example"});
+    a_options_.secret.clear();
+    b_options_.secret.clear();
+    a_options_.tls = context("a");
+    b_options_.tls = context("b");
+  }
+  ~TlsPeersTest() noexcept override {}
+
+  std::shared_ptr<TlsContext> context(const std::string& name, const test::TestCa* ca = nullptr) {
+    TlsOptions options = (ca == nullptr ? &ca_ : ca)->options(name, ClientCertificate::required);
+    options.on_failure = [this](const std::string& who, const std::string& why) {
+      failures_.push_back(who + ": " + why);
+    };
+    return test::TestCa::make(options);
+  }
+  bool failed(const std::string& part) {
+    return eventually([&] {
+      for (const std::string& one : failures_) {
+        if (one.find(part) != std::string::npos) return true;
+      }
+      return false;
+    });
+  }
+
+  test::TestCa ca_;
+  std::vector<std::string> failures_;
+};
+
+TEST_F(TlsPeersTest, ACertificateIsEnough) {
+  start();
+  ASSERT_TRUE(both_up());
+  for (std::uint64_t i = 0; i < 10; ++i) EXPECT_TRUE(a_->network.send(0, ack(i)));
+  crdt::DigestOffer offer;
+  offer.groups.resize(crdt::kMaxOfferGroups);
+  EXPECT_TRUE(b_->network.send(0, offer));
+  ASSERT_TRUE(eventually(
+      [&] { return b_->handler.received.size() == 10 && a_->handler.received.size() == 1; }));
+  EXPECT_EQ(b_->handler.received[0].from, incarnation(1));
+  EXPECT_TRUE(a_->handler.received[0].message == crdt::Message(offer));
+  EXPECT_TRUE(failures_.empty());
+}
+
+TEST_F(TlsPeersTest, ASecretIsProvedBesidesWhereThereIsOne) {
+  a_options_.secret = b_options_.secret = test::kSecret;
+  start();
+  EXPECT_TRUE(both_up());
+  b_.reset();
+  b_options_.secret = "some other secret of 16+";
+  b_.emplace(loop_, b_options_);
+  EXPECT_TRUE(eventually([&] { return a_->handler.has_refusal("refused us: wrong secret"); }));
+}
+
+TEST_F(TlsPeersTest, AMemberMayGoByAnotherName) {
+  a_options_.peers[0].certificate = "b.example";
+  start();
+  EXPECT_TRUE(both_up());
+}
+
+TEST_F(TlsPeersTest, ACertificateSpeaksForItsMemberOnly) {
+  // b has the key of c, a member as well, and calls itself b.
+  ca_.issue("c", {"weir://cluster/test/c"});
+  b_options_.tls = context("c");
+  a_options_.peers.push_back(peer("c", test::free_port()));
+  start();
+  EXPECT_TRUE(eventually([&] {
+    return a_->handler.has_refusal("test/b from 127.0.0.1") &&
+           a_->handler.has_refusal(
+               "its certificate is of weir://cluster/test/c, expected "
+               "weir://cluster/test/b");
+  }));
+  EXPECT_TRUE(eventually([&] {
+    return b_->handler.has_refusal("refused us: its certificate is of weir://cluster/test/c");
+  }));
+  // And where it answers.
+  EXPECT_TRUE(failed("test/b at 127.0.0.1:" + std::to_string(port_b_) +
+                     ": TLS: its certificate is of weir://cluster/test/c, expected "
+                     "weir://cluster/test/b"));
+  EXPECT_TRUE(failed("TLS: the other side refused: bad certificate"));
+  EXPECT_TRUE(a_->handler.ups.empty());
+  EXPECT_TRUE(b_->handler.ups.empty());
+  EXPECT_FALSE(a_->network.status(0).heard);
+}
+
+TEST_F(TlsPeersTest, AnUnknownCaIsRefusedOnBothSides) {
+  const test::TestCa other("another CA");
+  other.issue("b", {"weir://cluster/test/b"});
+  b_options_.tls = context("b", &other);
+  start();
+  EXPECT_TRUE(failed("its certificate of weir://cluster/test/b is of a CA that is unknown here"));
+  EXPECT_TRUE(failed("its certificate of weir://cluster/test/a is of a CA that is unknown here"));
+  EXPECT_TRUE(failed("the other side refused: unknown CA"));
+  EXPECT_TRUE(eventually([&] { return a_->network.status(0).last_error.find("TLS: ") == 0; }))
+      << a_->network.status(0).last_error;
+  EXPECT_TRUE(a_->handler.ups.empty());
+}
+
+TEST_F(TlsPeersTest, WhoSpeaksNoTlsIsRefused) {
+  a_options_.secret = b_options_.secret = test::kSecret;
+  b_options_.tls = nullptr;
+  start();
+  EXPECT_TRUE(failed("TLS: it speaks no TLS"));
+  EXPECT_TRUE(a_->handler.ups.empty());
+  EXPECT_TRUE(b_->handler.ups.empty());
+}
+
+TEST_F(TlsPeersTest, SessionsOutliveNewCertificates) {
+  start();
+  ASSERT_TRUE(both_up());
+  ca_.issue("a", {"weir://cluster/test/a"});
+  std::string error;
+  ASSERT_EQ(a_options_.tls->refresh(error), TlsContext::Refreshed::taken);
+  EXPECT_TRUE(a_->network.send(0, ack(1)));
+  EXPECT_TRUE(eventually([&] { return b_->handler.received.size() == 1; }));
+  EXPECT_TRUE(a_->handler.downs.empty());
+}
+
 TEST_F(PeersTest, AnotherClusterIsRefused) {
   b_options_.cluster = "elsewhere";
   start();
@@ -302,6 +455,11 @@ TEST_F(PeersTest, WrongOptionsAreSaid) {
   o = a_options_;
   o.secret.clear();
   EXPECT_NE(error_of(o).find("secret"), std::string::npos);
+  o = a_options_;
+  test::TestCa ca;
+  ca.issue("a", {"weir://cluster/test/a"});
+  o.tls = ca.context("a", ClientCertificate::optional);
+  EXPECT_NE(error_of(o).find("must be mutual"), std::string::npos);
   o = a_options_;
   o.peers[0].address = "nowhere";
   EXPECT_NE(error_of(o).find("test/b: expected an address"), std::string::npos);
