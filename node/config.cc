@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <weir/limits/text/duration.h>
@@ -29,6 +30,8 @@ constexpr std::size_t kMaxFile = 1u << 20;
 constexpr std::size_t kMaxName = 64;
 constexpr std::size_t kMaxPath = 4096;
 constexpr std::size_t kMaxProblems = 1000;
+constexpr std::size_t kMaxCertificateName = 2048;
+constexpr std::string_view kPeers = "peers";
 
 using yaml::Value;
 
@@ -131,8 +134,10 @@ class Parser {
          {"caller_percent", integer(1, 100, config_.caller_percent)},
          {"log", [this](const Value& v) { return log(v); }},
          {"http", [this](const Value& v) { return http(v); }},
-         {"home", [this](const Value& v) { return home(v); }}});
+         {"home", [this](const Value& v) { return home(v); }},
+         {"tls", [this](const Value& v) { return tls(v); }}});
     check_weights();
+    check_tls();
     check_peers(root);
     return std::move(config_);
   }
@@ -203,33 +208,51 @@ class Parser {
   // Fields
 
   bool cluster(const Value& value) {
-    std::vector<Value> secrets;
-    const auto secret_from = [&](bool (Parser::*read)(const Value&)) {
-      return [this, &secrets, read](const Value& v) {
-        secrets.push_back(v);
-        return (this->*read)(v);
-      };
-    };
-    read_.mapping(value,
-                  {{"name", [this](const Value& v) { return name(v, config_.cluster); }, kRequired},
-                   {"secret", secret_from(&Parser::secret)},
-                   {"secret_file", secret_from(&Parser::secret_file)}});
-    secret_named_ = !secrets.empty();
-    if (secrets.size() < 2) return true;
-    read_.fail(read_.at(secrets.back()), value.path,
-               "expected either secret or secret_file, got both");
-    return false;
+    // Of each of these one way to say it.
+    Secret secret{"secret", config_.secret, {}};
+    Secret previous{"previous_secret", config_.previous_secret, {}};
+    Secret series{"series_key", config_.series_key, {}};
+    std::vector<std::string> names;
+    std::vector<yaml::Reader::Field> fields = {
+        {"name", [this](const Value& v) { return name(v, config_.cluster); }, kRequired}};
+    for (const Secret* one : {&secret, &previous, &series}) names.push_back(one->name + "_file");
+    std::size_t at = 0;
+    for (Secret* one : {&secret, &previous, &series}) {
+      fields.push_back({one->name, [this, one](const Value& v) { return secret_text(v, *one); }});
+      fields.push_back({names[at++], [this, one](const Value& v) { return secret_file(v, *one); }});
+    }
+    read_.mapping(value, fields);
+    secret_named_ = !secret.from.empty();
+    for (const Secret* one : {&secret, &previous, &series}) {
+      if (one->from.size() < 2) continue;
+      read_.fail(read_.at(one->from.back()), value.path,
+                 fmt::format("expected either {0} or {0}_file, got both", one->name));
+    }
+    if (!previous.from.empty() && !secret_named_) {
+      read_.fail(read_.at(previous.from.back()), value.path,
+                 "expected a secret beside the previous one");
+    }
+    return true;
   }
 
+  /// A field of text, or of a file with it.
+  struct Secret {
+    std::string name;
+    std::string& out;
+    std::vector<Value> from;  // where it was named
+  };
+
   // Its text never gets into a message.
-  bool secret(const Value& value) {
+  bool secret_text(const Value& value, Secret& secret) {
+    secret.from.push_back(value);
     const std::string* text = read_.scalar(value);
-    if (text != nullptr) return take_secret(value, *text);
+    if (text != nullptr) return take_secret(value, *text, secret.out);
     return read_.fail(value,
                       fmt::format("expected text of {} to {} bytes", kMinSecret, kMaxSecret));
   }
 
-  bool secret_file(const Value& value) {
+  bool secret_file(const Value& value, Secret& secret) {
+    secret.from.push_back(value);
     std::string file;
     if (!path(value, file)) return false;
     std::string bytes;
@@ -238,16 +261,17 @@ class Parser {
     if (!read_file(file, kMaxSecret + 2, bytes, reason)) {
       return read_.fail(value, fmt::format("expected a readable file, but {}: {}", file, reason));
     }
+    config_.secret_files.push_back(file);
     while (!bytes.empty() && (bytes.back() == '\n' || bytes.back() == '\r')) bytes.pop_back();
-    return take_secret(value, bytes);
+    return take_secret(value, bytes, secret.out);
   }
 
-  bool take_secret(const Value& value, const std::string& bytes) {
+  bool take_secret(const Value& value, const std::string& bytes, std::string& out) {
     if (bytes.size() < kMinSecret || bytes.size() > kMaxSecret) {
       return read_.fail(value, fmt::format("expected a secret of {} to {} bytes, got {} bytes",
                                            kMinSecret, kMaxSecret, bytes.size()));
     }
-    config_.secret = bytes;
+    out = bytes;
     return true;
   }
 
@@ -342,6 +366,10 @@ class Parser {
           {{"region", [&](const Value& v) { return name(v, peer.member.region); }, kRequired},
            {"node", [&](const Value& v) { return name(v, peer.member.node); }, kRequired},
            {"address", [&](const Value& v) { return address(v, false, peer.address); }, kRequired},
+           {"certificate",
+            [&](const Value& v) {
+              return read_.text(v, "a URI or a DNS name", kMaxCertificateName, peer.certificate);
+            }},
            {"weight", [&](const Value& v) { return weight(v, peer.weights); }}});
       peer.line = read_.at(item).line;
       peer.column = read_.at(item).column;
@@ -406,6 +434,56 @@ class Parser {
     return true;
   }
 
+  bool tls(const Value& value) {
+    std::vector<yaml::Reader::Field> fields = {
+        {kPeers, [this](const Value& v) { return tls_of(v, kPeers); }}};
+    for (std::string_view front : kFronts) {
+      fields.push_back({front, [this, front](const Value& v) { return tls_of(v, front); }});
+    }
+    read_.mapping(value, fields);
+    return true;
+  }
+
+  bool tls_of(const Value& value, std::string_view use) {
+    TlsConfig one;
+    const bool peers = use == kPeers;
+    std::vector<yaml::Reader::Field> fields = {
+        {"cert", [&](const Value& v) { return path(v, one.cert); }, kRequired},
+        {"key", [&](const Value& v) { return path(v, one.key); }, kRequired},
+        {"ca", [&](const Value& v) { return path(v, one.ca); }},
+        {"crl", [&](const Value& v) { return path(v, one.crl); }},
+        {"min_version", [&](const Value& v) {
+           return read_.choice<bool>(v, {{"1.3", false}, {"1.2", true}}, one.tls12);
+         }}};
+    if (peers) {
+      one.client_certificate = rpc::ClientCertificate::required;
+    } else {
+      fields.push_back({"client_certificate", [&](const Value& v) {
+                          return read_.choice<rpc::ClientCertificate>(
+                              v,
+                              {{"none", rpc::ClientCertificate::none},
+                               {"optional", rpc::ClientCertificate::optional},
+                               {"required", rpc::ClientCertificate::required}},
+                              one.client_certificate);
+                        }});
+    }
+    read_.mapping(value, fields);
+    const auto field = [&](const char* name, const char* text) {
+      read_.fail(read_.at(value), internal::field_path(value.path, name), text);
+    };
+    // The system's CAs vouch for anybody.
+    if (one.ca.empty() && one.client_certificate != rpc::ClientCertificate::none) {
+      field("ca", "required field is missing: expected the CA of those who show certificates");
+    }
+    if (!one.crl.empty() && one.client_certificate == rpc::ClientCertificate::none) {
+      field("crl", "expected client_certificate: optional or required beside it");
+    }
+    config_.secret_files.push_back(one.key);
+    tls_.push_back(value);
+    config_.tls.emplace(use, std::move(one));
+    return true;
+  }
+
   bool weights(const Value& value) {
     if (!read_.is_map(value)) {
       return read_.expected(value, "a mapping from regions to weights from 0 to 100");
@@ -441,12 +519,23 @@ class Parser {
                "expected a region with a weight above 0");
   }
 
+  /// What is said of a front that does not listen was meant for something else.
+  void check_tls() {
+    for (const Value& value : tls_) {
+      const std::string_view use = std::string_view(value.path).substr(value.path.rfind('.') + 1);
+      const bool listens =
+          use == kPeers || std::any_of(config_.fronts.begin(), config_.fronts.end(),
+                                       [&](const ListenConfig& one) { return one.front == use; });
+      if (!listens) read_.fail(value, fmt::format("expected an address in listen.{}", use));
+    }
+  }
+
   void check_peers(const Value& root) {
     if (peers_.empty()) return;
-    if (!secret_named_) {
-      read_.fail(
-          read_.at(root), "cluster.secret",
-          "required field is missing: expected secret or secret_file, since there are peers");
+    if (!secret_named_ && !config_.tls.contains(kPeers)) {
+      read_.fail(read_.at(root), "cluster.secret",
+                 "required field is missing: expected secret, secret_file or tls.peers, since "
+                 "there are peers");
     }
     const auto named = [](const PeerConfig& peer) {
       return !peer.member.region.empty() && !peer.member.node.empty();
@@ -487,6 +576,7 @@ class Parser {
   NodeConfig config_;
   bool secret_named_ = false;
   std::map<std::string, std::string> listening_;  // who listens on an address
+  std::vector<Value> tls_;                        // of config_.tls
   std::vector<Value> peers_;                      // of config_.peers, index by index
   std::vector<Value> weights_;                    // the regions that home.weights names
 };
@@ -618,6 +708,15 @@ std::string unusable_storage(const NodeConfig& config) {
   }
   if (::access(at.c_str(), R_OK | W_OK | X_OK) == 0) return {};
   return wrong(at, std::strerror(errno));
+}
+
+std::vector<std::string> readable_secrets(const NodeConfig& config) {
+  std::vector<std::string> out;
+  for (const std::string& file : config.secret_files) {
+    struct stat found {};
+    if (::stat(file.c_str(), &found) == 0 && (found.st_mode & S_IROTH) != 0) out.push_back(file);
+  }
+  return out;
 }
 
 LoadedConfig load_config(const std::string& path) {

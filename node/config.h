@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -14,12 +15,14 @@
 #include <weir/crdt/time.h>
 #include <weir/limits/rules/rule.h>
 #include <weir/node/log.h>
+#include <weir/rpc/net/tls_context.h>
 
 namespace weir::node {
 
 struct PeerConfig {
   crdt::Member member;
   std::string address;                             ///< literal, "10.0.0.2:7400"
+  std::string certificate;                         ///< rpc::PeerAddress::certificate
   std::vector<crdt::WeightChange> weights = {{}};  ///< its part of escrow rules' limits
   int line = 0;                                    ///< where the file names it
   int column = 0;
@@ -45,6 +48,16 @@ struct HttpConfig {
   std::size_t max_body = 64u << 10;  ///< bytes
 };
 
+/// TLS of the peers, or of a front. Paths as in NodeConfig; what they are is in rpc::TlsOptions.
+struct TlsConfig {
+  std::string cert;
+  std::string key;
+  std::string ca;
+  std::string crl;
+  rpc::ClientCertificate client_certificate = rpc::ClientCertificate::none;
+  bool tls12 = false;
+};
+
 /// Names of fronts in `listen`, in the order in which they start. node/fronts/factory.cc makes
 /// them.
 inline constexpr std::array<std::string_view, 3> kFronts = {"admin", "clients", "http"};
@@ -59,7 +72,11 @@ struct ListenConfig {
 /// the working directory: those of the file have its folder in front. Addresses are literal.
 struct NodeConfig {
   std::string cluster;
-  std::string secret;  ///< at least kMinSecret bytes; empty only if there are no peers
+  /// At least kMinSecret bytes; empty only if there are no peers, or they have certificates.
+  std::string secret;
+  std::string previous_secret;            ///< rpc::PeerOptions::previous_secret
+  std::string series_key;                 ///< what series ids depend on; empty: on the secret
+  std::vector<std::string> secret_files;  ///< that were named, private keys included
   crdt::Member self;
   std::string listen_peers = "127.0.0.1:7400";
   /// Fronts and their addresses. A front that `listen` does not name does not listen.
@@ -89,7 +106,8 @@ struct NodeConfig {
   LogFormat log_format = LogFormat::json;
   HttpConfig http;
   HomeConfig home;
-  std::string file;  ///< where it was read from, for messages
+  std::map<std::string, TlsConfig, std::less<>> tls;  ///< of "peers" and of kFronts; others: none
+  std::string file;                                   ///< where it was read from, for messages
   /// Added to what the wall clock says. For tests: `weir-node --clock-offset` sets it, no file
   /// does.
   Nanos clock_offset = 0;
@@ -121,7 +139,8 @@ struct LoadedConfig {
 };
 
 /// Reads a configuration. Unknown and repeated fields are errors. `file` is for messages, and its
-/// folder is what relative paths start from. Reads secret_file if one is named, nothing else.
+/// folder is what relative paths start from. Reads files of secrets if they are named, nothing
+/// else.
 LoadedConfig parse_config(std::string_view text, const std::string& file);
 
 /// The same from a file; one that cannot be read, or is larger than 1 MiB, is an error.
@@ -133,6 +152,9 @@ std::string unsuitable(const RuleSet& rules, const NodeConfig& config);
 /// Why the storage's folder can be neither made nor written by this process, as far as can be told
 /// without doing it; empty: it can, or nothing is stored.
 std::string unusable_storage(const NodeConfig& config);
+
+/// Files of secrets and private keys that every user of this machine may read.
+std::vector<std::string> readable_secrets(const NodeConfig& config);
 
 /// "350ms", "-1s500ms", "0s": a length of time (parse_duration), with a sign in
 /// front if it is behind. False if `text` is anything else.

@@ -217,7 +217,7 @@ http: {reset: minutes, max_connections: 0, max_body: 64KB}
           "max_commit_wait, max_skew, drain, threads, max_series, populate, max_peer_cells, "
           "max_long_cells, max_request_ids, "
           "request_id_ttl, "
-          "max_tickets, caller_percent, log, http, home",
+          "max_tickets, caller_percent, log, http, home, tls",
           "node.yaml:5:16: listen.http: expected a literal address and a port, such as "
           "127.0.0.1:7400 or [::1]:7400, got 'localhost:7402'",
           "node.yaml:5:32: listen.grpx: unknown field; expected one of peers, admin, clients, http",
@@ -283,8 +283,81 @@ TEST(Config, MapSizeIsWholePages) {
 TEST(Config, PeersNeedASecret) {
   EXPECT_THAT(errors(kMinimal + "peers: [{region: a, node: b, address: 10.0.0.1:1}]\n"),
               ElementsAre("node.yaml:1:1: cluster.secret: required field is missing: expected "
-                          "secret or secret_file, since there are peers"));
+                          "secret, secret_file or tls.peers, since there are peers"));
   EXPECT_THAT(errors(kMinimal + "peers: []\n"), ElementsAre());
+}
+
+TEST(Config, PeersNeedNoSecretIfTheyHaveCertificates) {
+  const NodeConfig config =
+      good(kMinimal +
+               "peers: [{region: a, node: b, address: 10.0.0.1:1, certificate: spiffe://x/b}]\n"
+               "tls:\n  peers: {cert: n.pem, key: n.key, ca: /etc/ca.pem, crl: crl.pem}\n",
+           "/etc/weir/node.yaml");
+  EXPECT_EQ(config.peers[0].certificate, "spiffe://x/b");
+  const TlsConfig& tls = config.tls.at("peers");
+  EXPECT_EQ(tls.cert, "/etc/weir/n.pem");
+  EXPECT_EQ(tls.key, "/etc/weir/n.key");
+  EXPECT_EQ(tls.ca, "/etc/ca.pem");
+  EXPECT_EQ(tls.crl, "/etc/weir/crl.pem");
+  EXPECT_EQ(tls.client_certificate, rpc::ClientCertificate::required);
+  EXPECT_FALSE(tls.tls12);
+  EXPECT_THAT(config.secret_files, ElementsAre("/etc/weir/n.key"));
+}
+
+TEST(Config, Tls) {
+  const NodeConfig config =
+      good(kMinimal +
+           "tls:\n  http: {cert: n.pem, key: n.key, min_version: '1.2'}\n"
+           "  clients: {cert: n.pem, key: n.key, ca: ca.pem, client_certificate: optional}\n");
+  EXPECT_TRUE(config.tls.at("http").tls12);
+  EXPECT_EQ(config.tls.at("http").client_certificate, rpc::ClientCertificate::none);
+  EXPECT_EQ(config.tls.at("clients").client_certificate, rpc::ClientCertificate::optional);
+  EXPECT_EQ(config.tls.size(), 2u);
+
+  EXPECT_THAT(errors(kMinimal + "tls:\n  peers: {cert: c, key: k}\n"),
+              ElementsAre("node.yaml:7:10: tls.peers.ca: required field is missing: expected the "
+                          "CA of those who show certificates"));
+  EXPECT_THAT(errors(kMinimal + "tls:\n  http: {cert: c, client_certificate: required}\n"),
+              ElementsAre("node.yaml:7:9: tls.http.key: required field is missing",
+                          "node.yaml:7:9: tls.http.ca: required field is missing: expected the CA "
+                          "of those who show certificates"));
+  EXPECT_THAT(errors(kMinimal + "tls:\n  http: {cert: c, key: k, crl: l}\n"),
+              ElementsAre("node.yaml:7:9: tls.http.crl: expected client_certificate: optional or "
+                          "required beside it"));
+  EXPECT_THAT(errors(kMinimal + "listen: {admin: 127.0.0.1:1}\ntls:\n  http: {cert: c, key: k}\n"),
+              ElementsAre("node.yaml:8:9: tls.http: expected an address in listen.http"));
+  EXPECT_THAT(
+      errors(kMinimal + "tls:\n  peers: {cert: c, key: k, ca: a, client_certificate: none}\n")
+          .front(),
+      testing::HasSubstr("tls.peers.client_certificate: unknown field"));
+  EXPECT_THAT(errors(kMinimal + "tls:\n  http: {cert: c, key: k, min_version: '1.1'}\n").front(),
+              testing::HasSubstr("tls.http.min_version: expected one of 1.3, 1.2"));
+}
+
+TEST(Config, ASecretHasAPredecessor) {
+  const Folder folder;
+  folder.write("old", "an old secret of the cluster\n");
+  const std::string file = folder.path() + "/node.yaml";
+  const std::string rest = "\nregion: eu\nnode: eu-1\nrules: r\nstorage: none\n";
+  const NodeConfig config = good(
+      "cluster: {name: demo, secret: 0123456789abcdef, previous_secret_file: old, "
+      "series_key: sixteen-bytes-and}" +
+          rest,
+      file);
+  EXPECT_EQ(config.secret, "0123456789abcdef");
+  EXPECT_EQ(config.previous_secret, "an old secret of the cluster");
+  EXPECT_EQ(config.series_key, "sixteen-bytes-and");
+  EXPECT_THAT(config.secret_files, ElementsAre(folder.path() + "/old"));
+  EXPECT_THAT(errors("cluster: {name: demo, previous_secret_file: old}" + rest, file),
+              ElementsAre(file + ":1:45: cluster: expected a secret beside the previous one"));
+  EXPECT_THAT(
+      errors("cluster: {name: demo, secret: 0123456789abcdef, previous_secret: 0123456789abcdef, "
+             "previous_secret_file: old}" +
+                 rest,
+             file),
+      ElementsAre(file +
+                  ":1:106: cluster: expected either previous_secret or previous_secret_file, got "
+                  "both"));
 }
 
 std::string with_peers(const std::string& peers) {
@@ -299,11 +372,11 @@ TEST(Config, PeersAreComplete) {
                                 "  - {region: us, node: us-3, address: 10.0.0.3:0, wieght: 3}\n")),
               ElementsAre("node.yaml:7:5: peers[0].address: required field is missing",
                           "node.yaml:8:5: peers[1]: expected a mapping with the fields region, "
-                          "node, address, weight, got 'us-2'",
+                          "node, address, certificate, weight, got 'us-2'",
                           "node.yaml:9:39: peers[2].address: expected a literal address and a "
                           "port, such as 127.0.0.1:7400 or [::1]:7400, got '10.0.0.3:0'",
                           "node.yaml:9:51: peers[2].wieght: unknown field; expected one of region, "
-                          "node, address, weight"));
+                          "node, address, certificate, weight"));
   EXPECT_THAT(errors(with_peers("  region: us\n")),
               ElementsAre("node.yaml:7:3: peers: expected a list of peers, got a mapping"));
 }

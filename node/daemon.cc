@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <weir/node/control/certificates.h>
 #include <weir/node/control/rules_control.h>
 #include <weir/node/control/rules_watch.h>
 #include <weir/node/engine/engine.h>
@@ -64,6 +65,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   std::unique_ptr<Engine> engine;
   std::unique_ptr<Coordinator> coordinator;
   rpc::Background background{loop};
+  Certificates certificates;
   std::unique_ptr<rpc::PeerNetwork> peers;
   std::unique_ptr<NodeReport> report;
   ClockWatch clocks;
@@ -94,6 +96,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
         control(
             std::move(loaded), [this](const RuleSet& set) { return unsuitable(set, config); }, out,
             wall_clock()),
+        certificates(config, out, background),
         clocks(config.max_skew, out),
         restart_not_before(no_restart_before) {
     if (config.threads == 0) config.threads = usable_cores();
@@ -131,6 +134,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   bool start(std::string& error) {
     error = unsuitable(*control.rules(), config);
     if (!error.empty()) return false;
+    if (error = certificates.error(); !error.empty()) return false;
     std::signal(SIGPIPE, SIG_IGN);
     std::signal(SIGXFSZ,
                 SIG_IGN);  // a file that may not grow is the store's failure, as a full disk
@@ -146,6 +150,9 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
       return false;
     }
     start_timers();
+    for (const std::string& file : readable_secrets(config)) {
+      log.warn("secret_readable_by_all", {{"file", file}});
+    }
     log.info("started", {{"version", kVersion},
                          {"region", config.self.region},
                          {"node", config.self.node},
@@ -214,10 +221,12 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     options.incarnation = engine->replica().incarnation();
     options.cluster = config.cluster;
     options.secret = config.secret;
+    options.previous_secret = config.previous_secret;
+    options.tls = certificates.of("peers");
     options.listen = config.listen_peers;
     options.wall = [this] { return wall_clock(); };
     for (const PeerConfig& peer : config.peers) {
-      options.peers.push_back({peer.member, peer.address});
+      options.peers.push_back({peer.member, peer.address, peer.certificate});
     }
     peers = std::make_unique<rpc::PeerNetwork>(loop, std::move(options), *this);
     if (peers->start(error)) return true;
@@ -227,16 +236,16 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
 
   bool start_fronts(std::string& error) {
     auto wall = [this] { return wall_clock(); };
-    report = std::make_unique<NodeReport>(
-        NodeReport::Sources{config, *engine, *coordinator, control, store.get(), peers.get(),
-                            clocks, wall, config.threads, *loop.meter(), background});
+    report = std::make_unique<NodeReport>(NodeReport::Sources{
+        config, *engine, *coordinator, control, store.get(), peers.get(), clocks, wall,
+        config.threads, *loop.meter(), background, config.tls.empty() ? nullptr : &certificates});
     answers.rules = [this](std::string_view known) { return control.answer(known); };
     answers.status = [this](std::function<void(std::string)> done) {
       Turn turn(loop.meter(), "status");
       report->status_json(std::move(done));
     };
     shared = std::make_unique<Worker::Shared>(
-        Worker::Shared{config, loop, *engine, *coordinator, answers, wall, others});
+        Worker::Shared{config, loop, *engine, *coordinator, answers, wall, others, certificates});
     for (unsigned i = 0; i < config.threads; ++i) {
       workers.push_back(std::make_unique<Worker>(*shared));
     }
@@ -251,8 +260,9 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   bool start_front(ListenConfig& listen, std::string& error) {
     std::shared_ptr<void> among;
     if (place_of(listen.front) == FrontPlace::main_loop) {
-      fronts.push_back(make_front(listen.front, {loop, config, nullptr, report.get(),
-                                                 [this] { return wall_clock(); }, among}));
+      fronts.push_back(make_front(
+          listen.front, {loop, config, nullptr, report.get(), [this] { return wall_clock(); },
+                         among, certificates.of(listen.front)}));
       if (!fronts.back()->start(listen.address, rpc::Sharing::alone, error)) return false;
       listen.address = rpc::with_port(listen.address, fronts.back()->port());
       return true;
@@ -295,6 +305,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
 
   void reread() {
     if (watch) watch->reread();
+    certificates.reread();
   }
 
   /// Prepared beside the loop, in the order in which they were read.
@@ -329,6 +340,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
       return stop();
     }
     look_at_links();
+    certificates.look(wall_clock());
     loop.meter()->step("forward");
     coordinator->pump();
     if (engine->ready_for_more()) {

@@ -10,6 +10,7 @@
 #include <weir/limits/rules/rules_yaml.h>
 #include <weir/limits/text/strict_options.h>
 #include <weir/node/config.h>
+#include <weir/node/control/certificates.h>
 #include <weir/node/daemon.h>
 #include <weir/node/restart_backoff.h>
 #include <weir/node/version.h>
@@ -116,7 +117,16 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "{}: {}\n", path, why);
     return kUsage;
   }
-  if (validate) return 0;
+  if (const std::string why = weir::node::unusable_tls(*loaded.config); !why.empty()) {
+    fmt::print(stderr, "{}: {}\n", path, why);
+    return kUsage;
+  }
+  if (validate) {
+    for (const std::string& file : weir::node::readable_secrets(*loaded.config)) {
+      fmt::print(stderr, "{}: warning: every user of this machine can read it\n", file);
+    }
+    return 0;
+  }
 
   if (sodium_init() < 0) {
     fmt::print(stderr, "weir-node: libsodium cannot start (no source of random numbers?)\n");

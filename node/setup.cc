@@ -17,10 +17,12 @@ crdt::Incarnation random_incarnation() {
   return id;
 }
 
-/// Series ids depend on the cluster's secret, and on its name where there is none.
+/// Series ids depend on series_key, else on the cluster's secret, and on its name where there is
+/// neither.
 HashKey hash_key(const NodeConfig& config) {
   HashKey key{};
-  const std::string& secret = config.secret.empty() ? config.cluster : config.secret;
+  const std::string& chosen = config.series_key.empty() ? config.secret : config.series_key;
+  const std::string& secret = chosen.empty() ? config.cluster : chosen;
   constexpr std::string_view kPurpose = "weir series ids";
   crypto_generichash_state state;
   crypto_generichash_init(&state, nullptr, 0, key.size());

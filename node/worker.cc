@@ -55,8 +55,9 @@ bool Worker::start_front(ListenConfig& listen, rpc::Sharing sharing, std::shared
   std::promise<bool> result;
   std::future<bool> started = result.get_future();
   loop_->post([&] {
-    auto front = make_front(
-        listen.front, {*loop_, shared_.config, &state_->service, nullptr, shared_.wall, among});
+    auto front =
+        make_front(listen.front, {*loop_, shared_.config, &state_->service, nullptr, shared_.wall,
+                                  among, shared_.certificates.of(listen.front)});
     const bool listens = front->start(listen.address, sharing, error);
     if (listens) {
       listen.address = rpc::with_port(listen.address, front->port());

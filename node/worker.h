@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <weir/node/config.h>
+#include <weir/node/control/certificates.h>
 #include <weir/node/engine/engine.h>
 #include <weir/node/fronts/front.h>
 #include <weir/node/log_limit.h>
@@ -31,6 +32,7 @@ class Worker {
     const MainLoopAnswers& answers;
     std::function<Nanos()> wall;
     LogLimit& log;
+    const Certificates& certificates;
   };
 
   explicit Worker(const Shared& shared);

@@ -124,7 +124,8 @@ void Disk::make_directory() {
     at = at.parent_path();
     parents.push_back(at);
   }
-  fs::create_directories(path, failure);
+  const bool made = fs::create_directories(path, failure);
+  if (!failure && made) fs::permissions(path, fs::perms::owner_all, failure);  // its owner's alone
   if (failure) throw StoreError(fmt::format("{}: {}", options_.path, failure.message()));
   for (const fs::path& parent : parents) sync_path(parent.string());
 }

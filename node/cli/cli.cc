@@ -23,6 +23,7 @@
 #include <weir/limits/text/duration.h>
 #include <weir/limits/text/strict_options.h>
 #include <weir/limits/text/utf8.h>
+#include <weir/node/cli/certs.h>
 #include <weir/node/cli/replay.h>
 #include <weir/node/cli/replay_report.h>
 #include <weir/node/cli/status_view.h>
@@ -30,6 +31,7 @@
 #include <weir/node/version.h>
 #include <weir/rpc/client/client.h>
 #include <weir/rpc/client/node_client.h>
+#include <weir/rpc/net/certificates.h>
 
 namespace weir::node {
 namespace {
@@ -234,10 +236,46 @@ void add_validate(CLI::App& app, int& result) {
   });
 }
 
+// TLS, of all commands that ask nodes
+
+struct TlsArguments {
+  bool on = false;
+  rpc::TlsOptions options;
+  std::string name;
+
+  /// False after an error was printed.
+  bool apply(rpc::NodeClientOptions& out) const {
+    if (!on && options.ca.empty() && options.cert.empty() && name.empty()) return true;
+    std::string error;
+    if (options.cert.empty() != options.key.empty()) {
+      error = "expected --cert and --key together";
+    } else {
+      out.tls = rpc::TlsContext::make(options, error);
+    }
+    out.tls_name = name;
+    if (out.tls == nullptr) fail(error);
+    return out.tls != nullptr;
+  }
+};
+
+void add_tls_options(CLI::App& command, TlsArguments& tls) {
+  command.add_flag("--tls", tls.on, "Speak TLS; any of the next four says so as well");
+  command
+      .add_option("--ca", tls.options.ca, "Who vouches for nodes; the system's CAs if not given")
+      ->type_name("FILE");
+  command.add_option("--cert", tls.options.cert, "Certificate to show")->type_name("FILE");
+  command.add_option("--key", tls.options.key, "Its private key")->type_name("FILE");
+  command
+      .add_option("--tls-name", tls.name,
+                  "Whom a node's certificate must be of: a URI, a DNS name or an address; the "
+                  "node's address if not given")
+      ->type_name("NAME");
+}
+
 // weir check, reserve and settle
 
-rpc::NodeClientOptions client_options(const std::string& address, Nanos timeout) {
-  rpc::NodeClientOptions out;
+rpc::NodeClientOptions client_options(const std::string& address, Nanos timeout,
+                                      rpc::NodeClientOptions out) {
   out.address = address;
   out.connect_timeout = timeout;
   out.deadline = timeout;
@@ -251,6 +289,7 @@ struct NodeArguments {
   std::string timeout = "2s";
   std::string rules;
   bool json = false;
+  TlsArguments tls;
 
   std::string names() const { return fmt::format("{}", fmt::join(nodes, ",")); }
   /// False after an error was printed.
@@ -259,6 +298,7 @@ struct NodeArguments {
     out.rules_interval = 0;
     out.deadline = duration_of(timeout);
     out.connection.connect_timeout = out.deadline;
+    if (!tls.apply(out.connection)) return false;
     if (rules.empty()) return true;
     out.rules = rules_from(rules);
     return out.rules != nullptr;
@@ -310,6 +350,7 @@ void add_node_options(CLI::App& command, NodeArguments& arguments) {
       ->check(duration_option())
       ->capture_default_str();
   command.add_flag("--json", arguments.json, "Print JSON");
+  add_tls_options(command, arguments.tls);
 }
 
 void add_request_options(CLI::App& command, RequestArguments& arguments) {
@@ -565,6 +606,7 @@ struct StatusArguments {
   std::string interval = "1s";
   bool watch = false;
   bool json = false;
+  TlsArguments tls;
 };
 
 volatile std::sig_atomic_t interrupted = 0;
@@ -596,9 +638,11 @@ void sleep_unless_interrupted(Nanos length) {
 
 int run_status(const StatusArguments& arguments) {
   std::vector<std::unique_ptr<rpc::NodeClient>> clients;
+  rpc::NodeClientOptions options;
+  if (!arguments.tls.apply(options)) return kError;
   for (const std::string& address : arguments.addresses) {
-    clients.push_back(
-        std::make_unique<rpc::NodeClient>(client_options(address, duration_of(arguments.timeout))));
+    clients.push_back(std::make_unique<rpc::NodeClient>(
+        client_options(address, duration_of(arguments.timeout), options)));
   }
   if (arguments.watch) {
     std::signal(SIGINT, [](int) { interrupted = 1; });
@@ -638,10 +682,109 @@ void add_status(CLI::App& app, int& result) {
       ->check(duration_option())
       ->capture_default_str();
   command->add_flag("--json", arguments->json, "Print JSON, one line each time");
+  add_tls_options(*command, arguments->tls);
   command->footer(
       "Exits with 2 if a node did not answer.\n"
       "Example:\n  weir status --address 10.0.0.1:7401 --address 10.0.1.1:7401 --watch");
   command->callback([arguments, &result] { result = run_status(*arguments); });
+}
+
+// weir certs
+
+struct CertsArguments {
+  std::string dir = "certs";
+  std::string name = "weir trial CA";
+  std::string cluster, region, node;
+  std::vector<std::string> names;
+  unsigned days = 0;
+  bool replace = false;
+
+  CertFolder folder() const {
+    return {dir, std::chrono::system_clock::now().time_since_epoch() / std::chrono::nanoseconds(1)};
+  }
+};
+
+/// One kind of `weir certs`, which does `work` and says which file it made.
+CLI::App* add_certs_command(CLI::App& certs, const std::shared_ptr<CertsArguments>& arguments,
+                            const char* name, const char* help, unsigned days, int& result,
+                            std::string (*work)(const CertsArguments&)) {
+  CLI::App* command = certs.add_subcommand(name, help);
+  command->add_option("--dir", arguments->dir, "Folder of the CA and of what it issues")
+      ->capture_default_str();
+  arguments->days = days;
+  command->add_option("--days", arguments->days, "How long it is good")
+      ->check(CLI::Range(1u, 36500u))
+      ->capture_default_str();
+  command->callback([arguments, &result, work] {
+    print(work(*arguments) + "\n");
+    result = kOk;
+  });
+  return command;
+}
+
+void add_certs(CLI::App& app, int& result) {
+  CLI::App* certs =
+      app.add_subcommand("certs", "Make a CA and certificates, for trying out and for tests");
+  certs->require_subcommand(1);
+  certs->footer(
+      "Example:\n  weir certs ca\n  weir certs node --cluster demo --region eu --node eu-1\n"
+      "  weir certs client --name web\n  weir certs revoke --name web");
+  const auto fresh = [] { return std::make_shared<CertsArguments>(); };
+
+  auto ca = fresh();
+  CLI::App* command = add_certs_command(
+      *certs, ca, "ca", "A CA: ca.pem, and ca.key, which is to be kept from everybody", 3650,
+      result, [](const CertsArguments& a) {
+        a.folder().make_ca(a.name, a.days);
+        return a.folder().file("ca.pem");
+      });
+  command->add_option("--name", ca->name, "What it calls itself")->capture_default_str();
+
+  auto node = fresh();
+  command = add_certs_command(
+      *certs, node, "node",
+      "A node's certificate, NODE.pem and NODE.key, for weir://CLUSTER/REGION/NODE", 365, result,
+      [](const CertsArguments& a) {
+        std::vector<std::string> names = {rpc::member_uri(a.cluster, a.region, a.node)};
+        names.insert(names.end(), a.names.begin(), a.names.end());
+        a.folder().issue(a.node, names, a.days, a.replace);
+        return a.folder().file(a.node + ".pem");
+      });
+  command->add_option("--cluster", node->cluster, "cluster.name of node.yaml")->required();
+  command->add_option("--region", node->region, "Its region")->required();
+  command->add_option("--node", node->node, "Its name")->required();
+  node->names = {"127.0.0.1", "localhost"};
+  command
+      ->add_option("--san", node->names,
+                   "What clients call it, for clients and http: addresses, DNS names, URIs")
+      ->type_name("NAME")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->capture_default_str();
+  command->add_flag("--replace", node->replace, "In place of those that are there");
+
+  auto client = fresh();
+  command =
+      add_certs_command(*certs, client, "client",
+                        "A client's certificate, NAME.pem and NAME.key, for "
+                        "weir://clients/NAME",
+                        365, result, [](const CertsArguments& a) {
+                          a.folder().issue(a.name, {"weir://clients/" + a.name}, a.days, a.replace);
+                          return a.folder().file(a.name + ".pem");
+                        });
+  client->name.clear();
+  command->add_option("--name", client->name, "What it is called")->required();
+  command->add_flag("--replace", client->replace, "In place of those that are there");
+
+  auto revoke = fresh();
+  command = add_certs_command(*certs, revoke, "revoke",
+                              "Adds NAME.pem to crl.pem; without a name it only makes crl.pem", 30,
+                              result, [](const CertsArguments& a) {
+                                a.folder().revoke(a.name, a.days);
+                                return a.folder().file("crl.pem");
+                              });
+  revoke->name.clear();
+  command->add_option("--name", revoke->name, "The node or the client");
 }
 
 int run(int argc, char** argv) {
@@ -656,6 +799,7 @@ int run(int argc, char** argv) {
   add_settle(app, result);
   add_status(app, result);
   add_validate(app, result);
+  add_certs(app, result);
   strict_numbers(app);
   try {
     app.parse(argc, argv);

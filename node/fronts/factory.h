@@ -8,6 +8,7 @@
 #include <weir/node/fronts/front.h>
 #include <weir/node/service/service.h>
 #include <weir/rpc/net/event_loop.h>
+#include <weir/rpc/net/tls_context.h>
 
 namespace weir::node {
 
@@ -20,6 +21,7 @@ struct FrontContext {
   std::function<Nanos()> wall;
   /// What the fronts of one address share, on all workers: made by the first of them.
   std::shared_ptr<void>& shared;
+  std::shared_ptr<rpc::TlsContext> tls = nullptr;  ///< null: plain
 };
 
 enum class FrontPlace { worker, main_loop };

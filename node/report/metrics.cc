@@ -129,6 +129,29 @@ void add_peers(Page& page, const std::vector<PeerMetrics>& peers) {
   for (const PeerMetrics& peer : peers) page.add({{"peer", peer.peer}}, peer.refused_cells);
 }
 
+void add_tls(Page& page, const std::vector<TlsMetrics>& all) {
+  page.gauge("weir_certificate_expiry_seconds",
+             "Time until the first certificate in a file ends, negative once it has.");
+  for (const TlsMetrics& one : all) {
+    for (const TlsMetrics::Certificate& certificate : one.certificates) {
+      page.add({{"use", one.use}, {"file", certificate.file}}, certificate.expiry_seconds);
+    }
+  }
+  page.gauge("weir_certificates_current",
+             "1 if certificates, keys and CAs were taken when they were read last, 0 if they were "
+             "refused and older ones stay in force.");
+  for (const TlsMetrics& one : all) page.add({{"use", one.use}}, one.current ? 1.0 : 0.0);
+  const std::string full = "full";
+  const std::string resumed = "resumed";
+  const std::string failed = "failed";
+  page.counter("weir_tls_handshakes_total", "TLS handshakes, by how they went.");
+  for (const TlsMetrics& one : all) {
+    page.add({{"use", one.use}, {"result", full}}, one.handshakes - one.resumed);
+    page.add({{"use", one.use}, {"result", resumed}}, one.resumed);
+    page.add({{"use", one.use}, {"result", failed}}, one.failed);
+  }
+}
+
 void add_storage(Page& page, const StorageMetrics& storage) {
   page.gauge("weir_storage_ok", "1 while the store is durable, 0 after it failed.");
   page.add({}, storage.ok ? 1.0 : 0.0);
@@ -311,6 +334,7 @@ std::string render_metrics(const NodeMetrics& metrics) {
 
   add_rules(page, metrics.rules);
   add_peers(page, metrics.peers);
+  if (!metrics.tls.empty()) add_tls(page, metrics.tls);
   if (metrics.storage) add_storage(page, *metrics.storage);
   if (metrics.home) add_home(page, *metrics.home);
   if (metrics.escrow) add_escrow(page, metrics.rules, *metrics.escrow);

@@ -105,6 +105,20 @@ struct TurnMetrics {
   double longest_seconds = 0;  ///< processor time of the longest one in the last minute or two
 };
 
+/// TLS of the peers, or of a front.
+struct TlsMetrics {
+  struct Certificate {
+    std::string file;
+    double expiry_seconds = 0;  ///< until the first one in it ends; negative: since then
+  };
+  std::string use;
+  std::uint64_t handshakes = 0;
+  std::uint64_t resumed = 0;
+  std::uint64_t failed = 0;
+  bool current = true;  ///< the files were taken when they were read last
+  std::vector<Certificate> certificates;
+};
+
 /// The rules in force, and what became of the file they are read from.
 struct RulesMetrics {
   std::string version;             ///< LoadedRules::version
@@ -134,6 +148,7 @@ struct NodeMetrics {
   RulesMetrics rules_file;
   std::vector<RuleMetrics> rules;
   std::vector<PeerMetrics> peers;
+  std::vector<TlsMetrics> tls;            ///< empty: none
   std::optional<StorageMetrics> storage;  ///< none: in memory only
   std::optional<HomeMetrics> home;        ///< none: no rule has a home
   std::optional<EscrowMetrics> escrow;    ///< none: no rule has rights

@@ -304,6 +304,16 @@ NodeMetrics NodeReport::collect() {
   const UnmetCounters unmet = engine.limiter().unmet();
   out.unmet = {unmet.no_rule, unmet.unknown_domain};
   collect_peers(out, now);
+  if (from_.certificates != nullptr) {
+    for (const Certificates::Use& use : from_.certificates->uses()) {
+      const rpc::TlsCounters& counted = use.counters;
+      TlsMetrics one{use.use, counted.handshakes, counted.resumed, counted.failed, use.current, {}};
+      for (const rpc::TlsCertificate& certificate : use.certificates) {
+        one.certificates.push_back({certificate.file, seconds(certificate.expires - wall)});
+      }
+      out.tls.push_back(std::move(one));
+    }
+  }
   if (from_.store != nullptr) {
     const storage::StoreCounters counters = from_.store->counters();
     const EngineStatus status = engine.status();

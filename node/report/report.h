@@ -6,6 +6,7 @@
 
 #include <weir/crdt/time.h>
 #include <weir/node/config.h>
+#include <weir/node/control/certificates.h>
 #include <weir/node/control/rules_control.h>
 #include <weir/node/engine/engine.h>
 #include <weir/node/report/clock_watch.h>
@@ -34,8 +35,9 @@ class NodeReport final : public Operations {
     const ClockWatch& clock;
     std::function<Nanos()> wall;
     unsigned threads = 1;
-    const rpc::TurnMeter& turns;  ///< of the main loop
-    rpc::Background& background;  ///< of the main loop, too
+    const rpc::TurnMeter& turns;                 ///< of the main loop
+    rpc::Background& background;                 ///< of the main loop, too
+    const Certificates* certificates = nullptr;  ///< null: no TLS
   };
   explicit NodeReport(Sources sources);
 

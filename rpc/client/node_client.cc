@@ -17,6 +17,7 @@
 #include <weir/rpc/net/backoff.h>
 #include <weir/rpc/net/connection.h>
 #include <weir/rpc/net/event_loop.h>
+#include <weir/rpc/net/tls_session.h>
 #include <weir/rpc/wire.h>
 
 namespace weir::rpc {
@@ -207,7 +208,8 @@ Error failed(const kj::Exception& e) {
   switch (e.getType()) {
     case kj::Exception::Type::DISCONNECTED:
       if (reason(e) == kLeaving) return unavailable(std::string(kLeaving));
-      return unknown("connection lost");
+      // What TLS says of it is worth telling.
+      return unknown(reason(e).starts_with("TLS: ") ? reason(e) : "connection lost");
     case kj::Exception::Type::OVERLOADED:
       return {ErrorKind::overloaded, reason(e)};
     case kj::Exception::Type::UNIMPLEMENTED:
@@ -324,6 +326,7 @@ class Core final : private kj::TaskSet::ErrorHandler {
   void taskFailed(kj::Exception&& e) override { KJ_LOG(ERROR, "client task", e); }
 
   kj::Promise<void> dial();
+  kj::Promise<kj::Own<UvStream>> secure(kj::Own<UvStream> stream);
   kj::Promise<void> serve(kj::Own<UvStream> stream);
   void went_down(const std::string& why);
 
@@ -406,11 +409,19 @@ Core::~Core() {
 
 kj::Promise<void> Core::dial() {
   return kj::evalLater([this] {
-           return connect(loop_, *address_, options_.connect_timeout * kj::NANOSECONDS);
+           auto limit = options_.connect_timeout * kj::NANOSECONDS;
+           auto connected = connect(loop_, *address_, limit);
+           if (options_.tls == nullptr) return connected;
+           return loop_.timer().timeoutAfter(
+               limit, connected.then([this](kj::Own<UvStream>&& s) { return secure(kj::mv(s)); }));
          })
       .then([this](kj::Own<UvStream>&& stream) { return serve(kj::mv(stream)); })
-      .then([] { return std::string("connection lost"); },
-            [](kj::Exception&& e) { return reason(e); })
+      .then(
+          [this] {
+            std::string why = connection_->stream().tls_failure();
+            return why.empty() ? std::string("connection lost") : why;
+          },
+          [](kj::Exception&& e) { return reason(e); })
       .then([this](std::string&& why) {
         went_down(why);
         return loop_.timer().afterDelay(backoff_.next() * kj::NANOSECONDS);
@@ -419,6 +430,16 @@ kj::Promise<void> Core::dial() {
         state_ = State::connecting;
         return dial();
       });
+}
+
+kj::Promise<kj::Own<UvStream>> Core::secure(kj::Own<UvStream> stream) {
+  std::string error;
+  options_.tls->refresh(error);  // what is refused leaves the former in force
+  stream->start_tls(
+      TlsSession::client(options_.tls, options_.address,
+                         {options_.tls_name.empty() ? host_of(*address_) : options_.tls_name}));
+  auto secured = stream->secured();
+  return secured.then([stream = kj::mv(stream)]() mutable { return kj::mv(stream); });
 }
 
 kj::Promise<void> Core::serve(kj::Own<UvStream> stream) {

@@ -13,14 +13,15 @@
 
 #include <weir/crdt/time.h>
 #include <weir/rpc/check.h>
+#include <weir/rpc/net/tls_context.h>
 
 namespace weir::rpc {
 
 struct NodeClientOptions {
-  std::string address;  ///< of a node's client port: "127.0.0.1:7401", "[::1]:7401"
-  Nanos connect_timeout = kSecond;
-  Nanos deadline = 5 * kMillisecond;      ///< of every call, from the call to its answer
-  Nanos status_deadline = kSecond;        ///< of status()
+  std::string address;                ///< of a node's client port: "127.0.0.1:7401", "[::1]:7401"
+  Nanos connect_timeout = kSecond;    ///< TLS handshake included
+  Nanos deadline = 5 * kMillisecond;  ///< of every call, from the call to its answer
+  Nanos status_deadline = kSecond;    ///< of status()
   Nanos backoff_min = 50 * kMillisecond;  ///< between attempts to connect, with jitter
   Nanos backoff_max = 2 * kSecond;
   /// So many deadlines missed in a row, with no answer in between, open the circuit: calls then
@@ -29,6 +30,12 @@ struct NodeClientOptions {
   unsigned breaker_misses = 3;
   Nanos breaker_open = 10 * kSecond;
   Nanos breaker_max = 2 * kMinute;
+  /// The connection speaks TLS, with what the context says; null: it does not. Files that changed
+  /// are read again when it is made anew.
+  std::shared_ptr<TlsContext> tls = nullptr;
+  /// Whom the node's certificate is of, where TLS is on: a URI, a DNS name or a literal address.
+  /// Empty: the address.
+  std::string tls_name = {};
   std::size_t max_waiting = 65536;  ///< requests not yet answered; beyond, calls fail at once
 };
 

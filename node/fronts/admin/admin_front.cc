@@ -4,6 +4,7 @@
 #include <array>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <weir/node/fronts/http/http_json.h>
@@ -44,7 +45,7 @@ struct AdminFront::Impl final : HttpServer::Handler {
   };
   static const std::array<Endpoint, 4> kEndpoints;
 
-  Impl(rpc::EventLoop& on, Operations& node);
+  Impl(rpc::EventLoop& on, Operations& node, std::shared_ptr<rpc::TlsContext> tls);
 
   void handle(std::span<HttpExchange* const> batch) override {
     for (HttpExchange* exchange : batch) answer(*exchange);
@@ -92,10 +93,11 @@ constexpr std::array<AdminFront::Impl::Endpoint, 4> AdminFront::Impl::kEndpoints
      }},
 }};
 
-AdminFront::Impl::Impl(rpc::EventLoop& on, Operations& node)
+AdminFront::Impl::Impl(rpc::EventLoop& on, Operations& node, std::shared_ptr<rpc::TlsContext> tls)
     : loop(on),
       operations(node),
-      listener(on, options(), *this, std::make_shared<ConnectionBudget>(kMaxConnections)) {}
+      listener(on, options(), *this, std::make_shared<ConnectionBudget>(kMaxConnections),
+               std::move(tls)) {}
 
 void AdminFront::Impl::answer(HttpExchange& exchange) {
   const auto endpoint =
@@ -123,8 +125,9 @@ Operations::Text AdminFront::Impl::responder(const HttpExchange& exchange, std::
   };
 }
 
-AdminFront::AdminFront(rpc::EventLoop& loop, Operations& operations)
-    : impl_(std::make_unique<Impl>(loop, operations)) {}
+AdminFront::AdminFront(rpc::EventLoop& loop, Operations& operations,
+                       std::shared_ptr<rpc::TlsContext> tls)
+    : impl_(std::make_unique<Impl>(loop, operations, std::move(tls))) {}
 
 AdminFront::~AdminFront() = default;
 

@@ -7,6 +7,7 @@
 #include <weir/node/fronts/front.h>
 #include <weir/node/service/service.h>
 #include <weir/rpc/net/event_loop.h>
+#include <weir/rpc/net/tls_context.h>
 
 namespace weir::node {
 
@@ -15,7 +16,9 @@ namespace weir::node {
 /// on the main loop. For its thread only; the loop and the operations outlive it.
 class AdminFront final : public Front {
  public:
-  AdminFront(rpc::EventLoop& loop, Operations& operations);
+  /// Speaks TLS if there is a context.
+  AdminFront(rpc::EventLoop& loop, Operations& operations,
+             std::shared_ptr<rpc::TlsContext> tls = nullptr);
   ~AdminFront() override;
 
   bool start(const std::string& address, rpc::Sharing sharing, std::string& error) override;

@@ -11,6 +11,7 @@
 #include <weir/rpc/check.h>
 #include <weir/rpc/net/connection.h>
 #include <weir/rpc/net/listener.h>
+#include <weir/rpc/net/tls_session.h>
 #include <weir/rpc/wire.h>
 
 namespace weir::node {
@@ -301,10 +302,11 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
     std::vector<std::size_t> sizes_;
   };
 
-  Impl(rpc::EventLoop& l, Service& s, CapnpLimits x)
+  Impl(rpc::EventLoop& l, Service& s, CapnpLimits x, std::shared_ptr<rpc::TlsContext> context)
       : loop(l),
         service(s),
         limits(x),
+        tls(std::move(context)),
         budget(std::make_shared<rpc::ReadBudget>(x.read_bytes)),
         in_flight(kj::refcounted<InFlight>()),
         listener(l, x.max_connections,
@@ -331,6 +333,7 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
   rpc::EventLoop& loop;
   Service& service;
   CapnpLimits limits;
+  std::shared_ptr<rpc::TlsContext> tls;
   CapnpCounters counters;
   Batch batch;
   std::shared_ptr<rpc::ReadBudget> budget;
@@ -629,6 +632,7 @@ void CapnpFront::Impl::accept(kj::Own<rpc::UvStream> stream, const rpc::Address&
   framing.framing.message_words = limits.message_bytes / sizeof(capnp::word);
   auto client = kj::refcounted<Client>(*this);
   client->address = rpc::host_of(from);
+  if (tls != nullptr) stream->start_tls(rpc::TlsSession::server(tls, rpc::to_string(from)));
   client->connection = kj::heap<rpc::Connection>(
       loop, kj::mv(stream), kj::heap<ServiceImpl>(kj::addRef(*client)), framing, budget);
   client->checks = kj::heap<Checks>(*client);
@@ -686,8 +690,9 @@ kj::Promise<void> CapnpFront::Impl::let_go() {
   return loop.timer().afterDelay(kLetGoInterval).then([this] { return let_go(); });
 }
 
-CapnpFront::CapnpFront(rpc::EventLoop& loop, Service& service, CapnpLimits limits)
-    : impl_(std::make_unique<Impl>(loop, service, limits)) {}
+CapnpFront::CapnpFront(rpc::EventLoop& loop, Service& service, CapnpLimits limits,
+                       std::shared_ptr<rpc::TlsContext> tls)
+    : impl_(std::make_unique<Impl>(loop, service, limits, std::move(tls))) {}
 
 CapnpFront::~CapnpFront() = default;
 

@@ -9,6 +9,7 @@
 #include <weir/node/fronts/front.h>
 #include <weir/node/service/service.h>
 #include <weir/rpc/net/event_loop.h>
+#include <weir/rpc/net/tls_context.h>
 
 namespace weir::node {
 
@@ -34,12 +35,15 @@ struct CapnpCounters {
 
 /// Serves clients over Cap'n Proto RPC (interface Service of rpc/weir.capnp; rpc/client/). Clients
 /// are not trusted: whatever they send, the node stays up, and every connection's memory is
-/// bounded. They are not authenticated either, so it belongs on loopback or a private network.
+/// bounded. Without TLS that asks for certificates they are not authenticated either: then it
+/// belongs on loopback or a private network.
 ///
 /// For the loop's thread only. The loop and the service outlive it.
 class CapnpFront final : public Front {
  public:
-  CapnpFront(rpc::EventLoop& loop, Service& service, CapnpLimits limits = {});
+  /// Speaks TLS if there is a context.
+  CapnpFront(rpc::EventLoop& loop, Service& service, CapnpLimits limits = {},
+             std::shared_ptr<rpc::TlsContext> tls = nullptr);
   ~CapnpFront() override;
   CapnpFront(const CapnpFront&) = delete;
   CapnpFront& operator=(const CapnpFront&) = delete;

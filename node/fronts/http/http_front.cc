@@ -60,7 +60,7 @@ struct HttpFront::Impl final : HttpServer::Handler {
        std::shared_ptr<ConnectionBudget> budget)
       : service(s),
         options(std::move(o)),
-        listener(loop, with_headers(options.server), *this, std::move(budget)) {}
+        listener(loop, with_headers(options.server), *this, std::move(budget), options.tls) {}
 
   void handle(std::span<HttpExchange* const> batch) override;
   bool refuse(HttpExchange& exchange, Route route);

@@ -11,13 +11,15 @@
 #include <weir/node/fronts/http/http_server.h>
 #include <weir/node/service/service.h>
 #include <weir/rpc/net/event_loop.h>
+#include <weir/rpc/net/tls_context.h>
 
 namespace weir::node {
 
 struct HttpFrontOptions {
   ResetFormat reset = ResetFormat::seconds;
-  HttpServerOptions server = {};  ///< `headers` is the front's to set
-  std::function<Nanos()> wall;    ///< the wall clock, for X-RateLimit-Reset as an instant
+  HttpServerOptions server = {};                   ///< `headers` is the front's to set
+  std::shared_ptr<rpc::TlsContext> tls = nullptr;  ///< null: plain
+  std::function<Nanos()> wall;  ///< the wall clock, for X-RateLimit-Reset as an instant
 };
 
 /// Checks, reservations and settlements as JSON over HTTP/1.1 (docs/http.md). What one read of a

@@ -3,16 +3,27 @@
 #include <utility>
 
 #include <weir/node/fronts/http/http_json.h>
+#include <weir/rpc/net/tls_stream.h>
 
 namespace weir::node {
 
 HttpListener::HttpListener(rpc::EventLoop& loop, HttpServerOptions options,
-                           HttpServer::Handler& handler, std::shared_ptr<ConnectionBudget> budget)
+                           HttpServer::Handler& handler, std::shared_ptr<ConnectionBudget> budget,
+                           std::shared_ptr<rpc::TlsContext> tls)
     : streams_(loop.uv()),
+      tls_(std::move(tls)),
       server_(streams_, std::move(options), handler, std::move(budget)),
       listener_(loop, [this](kj::AutoCloseFd socket, const rpc::Address& from) {
-        server_.accept(socket.release(), from);
+        accept(socket.release(), from);
       }) {}
+
+void HttpListener::accept(int socket, const rpc::Address& from) {
+  if (tls_ == nullptr) return server_.accept(socket, from);
+  // Made first: it takes the socket, whatever happens.
+  auto below = rpc::make_tcp_stream(streams_, socket);
+  auto session = rpc::TlsSession::server(tls_, rpc::to_string(from));
+  server_.accept(rpc::make_tls_stream(streams_, std::move(below), std::move(session)), from);
+}
 
 bool HttpListener::start(const std::string& address, rpc::Sharing sharing, std::string& error) {
   return listener_.open(address, sharing, error);

@@ -9,15 +9,17 @@
 #include <weir/rpc/net/byte_stream.h>
 #include <weir/rpc/net/event_loop.h>
 #include <weir/rpc/net/listener.h>
+#include <weir/rpc/net/tls_context.h>
 
 namespace weir::node {
 
-/// A listener whose connections are served by an HttpServer: what fronts that speak HTTP have in
-/// common. For the loop's thread only.
+/// A listener whose connections, with TLS if there is a context, are served by an HttpServer: what
+/// fronts that speak HTTP have in common. For the loop's thread only.
 class HttpListener {
  public:
   HttpListener(rpc::EventLoop& loop, HttpServerOptions options, HttpServer::Handler& handler,
-               std::shared_ptr<ConnectionBudget> budget);
+               std::shared_ptr<ConnectionBudget> budget,
+               std::shared_ptr<rpc::TlsContext> tls = nullptr);
   ~HttpListener() { stop(); }
 
   bool start(const std::string& address, rpc::Sharing sharing, std::string& error);
@@ -28,7 +30,10 @@ class HttpListener {
   HttpServer& server() { return server_; }
 
  private:
+  void accept(int socket, const rpc::Address& from);
+
   rpc::StreamLoop streams_;
+  std::shared_ptr<rpc::TlsContext> tls_;
   HttpServer server_;
   rpc::Listener listener_;
 };
