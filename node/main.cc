@@ -32,6 +32,14 @@ weir::Nanos monotonic() {
   return static_cast<weir::Nanos>(now.tv_sec) * weir::kSecond + now.tv_nsec;
 }
 
+/// Why a node with this configuration cannot start, as far as can be told; empty: it can.
+std::string unusable(const weir::node::NodeConfig& config, const weir::RuleSet& rules) {
+  std::string why = weir::node::unsuitable(rules, config);
+  if (why.empty()) why = weir::node::unusable_storage(config);
+  if (why.empty()) why = weir::node::unusable_tls(config);
+  return why;
+}
+
 /// A node whose clock was set back starts again in this process, as after any stop.
 int serve(weir::node::NodeConfig config, weir::LoadedRules rules, weir::node::Log& log) {
   weir::node::RestartBackoff backoff;
@@ -108,16 +116,7 @@ int main(int argc, char** argv) {
       fmt::print(stderr, "{}\n", warning.to_string());
     }
   }
-  const std::string unsuitable = weir::node::unsuitable(*rules.rules, *loaded.config);
-  if (!unsuitable.empty()) {
-    fmt::print(stderr, "{}: {}\n", path, unsuitable);
-    return kUsage;
-  }
-  if (const std::string why = weir::node::unusable_storage(*loaded.config); !why.empty()) {
-    fmt::print(stderr, "{}: {}\n", path, why);
-    return kUsage;
-  }
-  if (const std::string why = weir::node::unusable_tls(*loaded.config); !why.empty()) {
+  if (const std::string why = unusable(*loaded.config, *rules.rules); !why.empty()) {
     fmt::print(stderr, "{}: {}\n", path, why);
     return kUsage;
   }

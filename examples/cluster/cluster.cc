@@ -19,6 +19,7 @@
 
 #include <weir/limits/text/duration.h>
 #include <weir/rpc/client/node_client.h>
+#include <weir/rpc/net/certificates.h>
 
 namespace weir::examples {
 namespace {
@@ -75,6 +76,7 @@ Cluster::Cluster(ClusterOptions options) : options_(std::move(options)) {
     }
   }
   std::ofstream(options_.directory + "/rules.yaml") << options_.rules;
+  if (options_.tls) make_certificates();
   for (std::size_t i = 0; i < nodes_.size(); ++i) write_config(i);
 }
 
@@ -104,11 +106,33 @@ std::string Cluster::admin_address(std::size_t node) const {
   return loopback(nodes_[node].admin);
 }
 
+void Cluster::make_certificates() const {
+  const std::string folder = options_.directory + "/certs";
+  std::filesystem::create_directories(folder);
+  const auto write = [&](const std::string& name, const rpc::Certificate& made) {
+    std::ofstream(folder + "/" + name + ".pem") << made.cert;
+    std::ofstream(folder + "/" + name + ".key") << made.key;
+    std::filesystem::permissions(folder + "/" + name + ".key", std::filesystem::perms::owner_read);
+  };
+  const Nanos now =
+      std::chrono::system_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+  const rpc::Certificate ca = rpc::make_ca({"example CA", {}, now - kHour, now + 400 * kDay});
+  write("ca", ca);
+  for (const std::string& region : options_.regions) {
+    const std::string node = region + "-1";
+    write(node, rpc::issue(ca, {node,
+                                {rpc::member_uri("example", region, node), "127.0.0.1"},
+                                now - kHour,
+                                now + 365 * kDay}));
+  }
+}
+
 void Cluster::write_config(std::size_t node) const {
   std::filesystem::create_directories(directory_of(node));
   std::ofstream out(directory_of(node) + "/node.yaml");
   const std::string& region = options_.regions[node];
-  out << "cluster: {name: example, secret: not-a-secret-for-real-use}\n"
+  out << "cluster: {name: example" << (options_.tls ? "" : ", secret: not-a-secret-for-real-use")
+      << "}\n"
       << "region: " << region << "\nnode: " << region << "-1\n"
       << "listen: {peers: '" << loopback(nodes_[node].peers) << "', clients: '"
       << client_address(node) << "', http: '" << http_address(node) << "', admin: '"
@@ -121,6 +145,11 @@ void Cluster::write_config(std::size_t node) const {
     const std::string& to = options_.regions[link.to];
     out << "  - {region: " << to << ", node: " << to << "-1, address: '"
         << loopback(link.relay->port()) << "'}\n";
+  }
+  if (options_.tls) {
+    const std::string files = "{cert: ../certs/" + region + "-1.pem, key: ../certs/" + region +
+                              "-1.key, ca: ../certs/ca.pem}";
+    out << "tls: {peers: " << files << ", http: " << files << "}\n";
   }
   out << options_.more_config;
 }

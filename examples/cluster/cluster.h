@@ -20,10 +20,12 @@ struct ClusterOptions {
   std::string more_config;           ///< further lines for every node.yaml
   std::vector<std::string> more_arguments{};  ///< of every weir-node
   std::vector<std::string> environment{};     ///< "NAME=value", added to every weir-node's
-  unsigned threads = 2;                       ///< workers of every node
-  std::string map_size = "4GiB";              ///< of every node's store
-  Nanos drain = 0;                            ///< of every node
-  Nanos delay = 0;                            ///< one way, between any two nodes
+  /// Members by certificate and HTTPS: a CA in DIRECTORY/certs, and for each node REGION-1.pem.
+  bool tls = false;
+  unsigned threads = 2;            ///< workers of every node
+  std::string map_size = "4GiB";  ///< of every node's store
+  Nanos drain = 0;                ///< of every node
+  Nanos delay = 0;                ///< one way, between any two nodes
   /// If set, the one-way delay between two nodes instead; the same both ways.
   std::function<Nanos(std::size_t, std::size_t)> delay_between{};
 };
@@ -77,6 +79,7 @@ class Cluster {
     std::size_t to = 0;
     std::unique_ptr<Relay> relay;
   };
+  void make_certificates() const;
   void write_config(std::size_t node) const;
   std::string directory_of(std::size_t node) const;
 

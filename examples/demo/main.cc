@@ -199,6 +199,7 @@ struct Arguments {
   std::string directory;
   std::string log;
   std::uint64_t rate = 600;
+  bool tls = false;
 };
 
 /// False: the log has no keys.
@@ -296,6 +297,7 @@ int run_demo(const Arguments& arguments) {
   options.directory = arguments.directory;
   options.regions = {"eu-west", "us-east", "ap-south"};
   options.rules = kRules;
+  options.tls = arguments.tls;
   std::filesystem::remove_all(options.directory);
   Cluster cluster(options);
   Demo demo(cluster);
@@ -331,6 +333,7 @@ int main(int argc, char** argv) {
   app.add_option("--log", arguments.log, "Drive it with the client addresses of this access log");
   app.add_option("--rate", arguments.rate, "Requests a second and region")
       ->check(CLI::Range(10, 20'000));
+  app.add_flag("--tls", arguments.tls, "Members by certificate instead of a secret, and HTTPS");
   weir::strict_numbers(app);
   CLI11_PARSE(app, argc, argv);
   try {

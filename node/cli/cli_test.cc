@@ -137,6 +137,41 @@ TEST_F(Cli, Validate) {
   EXPECT_EQ(weir("validate " + dir_ + "/none.yaml").exit, 2);
 }
 
+TEST_F(Cli, CertsMakesACaAndWhatItIssues) {
+  const std::string at = " --dir " + dir_ + "/certs ";
+  const std::string file = dir_ + "/certs/";
+  EXPECT_EQ(weir("certs ca" + at).out, file + "ca.pem\n");
+  EXPECT_EQ(weir("certs node --cluster demo --region eu --node eu-1 --san node.example" + at).out,
+            file + "eu-1.pem\n");
+  EXPECT_EQ(weir("certs client --name web" + at).out, file + "web.pem\n");
+  EXPECT_EQ(weir("certs revoke --name web" + at).out, file + "crl.pem\n");
+  EXPECT_EQ(weir("certs revoke" + at).exit, 0);
+  using std::filesystem::perms;
+  const auto mode = [&](const std::string& name) {
+    return std::filesystem::status(file + name).permissions() & perms::all;
+  };
+  EXPECT_EQ(mode(""), perms::owner_all);
+  for (const char* key : {"ca.key", "eu-1.key", "web.key"}) {
+    EXPECT_EQ(mode(key), perms::owner_read | perms::owner_write) << key;
+  }
+
+  EXPECT_EQ(weir("certs ca" + at).out, "weir: " + file + "ca.pem: is there already\n");
+  Result again = weir("certs client --name web" + at);
+  EXPECT_EQ(again.out, "weir: " + file + "web.key: is there already\n");
+  EXPECT_EQ(again.exit, 2);
+  EXPECT_EQ(weir("certs client --name web --replace" + at).exit, 0);
+  for (const char* name : {"../x", "ca", "crl", ".x", "''"}) {
+    EXPECT_EQ(weir(fmt::format("certs client --name {}{}", name, at)).exit, 2) << name;
+  }
+  EXPECT_THAT(weir("certs client --name x --dir " + dir_).out, HasSubstr("ca.pem: No such file"));
+}
+
+TEST_F(Cli, TlsOptionsThatAreWrongAreSaid) {
+  EXPECT_EQ(weir("check --domain api --cert x").out, "weir: expected --cert and --key together\n");
+  EXPECT_EQ(weir("status --ca " + dir_ + "/none").out,
+            "weir: " + dir_ + "/none: No such file or directory\n");
+}
+
 TEST_F(Cli, ValidateWarnsOfWhatIsHardlyMeant) {
   const std::string rules =
       file("rules.yaml",

@@ -110,6 +110,87 @@ int select_alpn(SSL*, const unsigned char** out, unsigned char* out_size, const 
   return SSL_TLSEXT_ERR_OK;
 }
 
+void set_up(SSL_CTX* context, const TlsOptions& options) {
+  SSL_CTX_set_min_proto_version(context, options.tls12 ? TLS1_2_VERSION : TLS1_3_VERSION);
+  SSL_CTX_set_cipher_list(context, "ECDHE+AESGCM:ECDHE+CHACHA20");
+  SSL_CTX_set_options(
+      context, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_CIPHER_SERVER_PREFERENCE);
+  SSL_CTX_set_mode(context, SSL_MODE_RELEASE_BUFFERS);
+  SSL_CTX_set_max_cert_list(context, kMaxChain);
+  SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
+  SSL_CTX_set_timeout(context, kTicketSeconds);
+  if (options.client_certificate == ClientCertificate::none) return;
+  // Whoever is who a certificate says shows it each time: a ticket would outlive a revocation.
+  SSL_CTX_set_num_tickets(context, 0);
+  SSL_CTX_set_options(context, SSL_OP_NO_TICKET);
+}
+
+/// The own certificate and its key, if they are named.
+bool load_identity(SSL_CTX* context, const TlsOptions& options, std::vector<TlsCertificate>& told,
+                   std::string& error) {
+  if (options.cert.empty()) return true;
+  std::vector<X509Ptr> chain;
+  std::string bytes;
+  if (!read_certificates(options.cert, chain, error) || !read(options.key, bytes, error)) {
+    return false;
+  }
+  BioPtr bio(BIO_new_mem_buf(bytes.data(), static_cast<int>(bytes.size())));
+  PkeyPtr key(PEM_read_bio_PrivateKey(bio.get(), nullptr, no_password, nullptr));
+  OPENSSL_cleanse(bytes.data(), bytes.size());
+  if (key == nullptr) {
+    error = options.key + ": expected a PEM private key that is not encrypted";
+    return false;
+  }
+  if (X509_check_private_key(chain[0].get(), key.get()) != 1) {
+    error = options.key + ": is not the key of the certificate in " + options.cert;
+    return false;
+  }
+  if (SSL_CTX_use_certificate(context, chain[0].get()) != 1 ||
+      SSL_CTX_use_PrivateKey(context, key.get()) != 1) {
+    error = options.cert + ": cannot be used: " + openssl_error();
+    return false;
+  }
+  for (std::size_t i = 1; i < chain.size(); ++i) SSL_CTX_add1_chain_cert(context, chain[i].get());
+  told.push_back({options.cert, alternative_names(chain[0].get()), earliest_end(chain)});
+  return true;
+}
+
+bool load_authorities(SSL_CTX* context, const TlsOptions& options,
+                      std::vector<TlsCertificate>& told, std::string& error) {
+  if (options.ca.empty()) {
+    SSL_CTX_set_default_verify_paths(context);
+    return true;
+  }
+  std::vector<X509Ptr> authorities;
+  if (!read_certificates(options.ca, authorities, error)) return false;
+  for (const X509Ptr& one : authorities) {
+    X509_STORE_add_cert(SSL_CTX_get_cert_store(context), one.get());
+    SSL_CTX_add_client_CA(context, one.get());
+  }
+  told.push_back({options.ca, alternative_names(authorities[0].get()), earliest_end(authorities)});
+  return true;
+}
+
+bool load_revoked(SSL_CTX* context, const TlsOptions& options, std::string& error) {
+  if (options.crl.empty()) return true;
+  std::string bytes;
+  if (!read(options.crl, bytes, error)) return false;
+  X509_STORE* store = SSL_CTX_get_cert_store(context);
+  BioPtr bio(BIO_new_mem_buf(bytes.data(), static_cast<int>(bytes.size())));
+  int lists = 0;
+  for (;; ++lists) {
+    CrlPtr list(PEM_read_bio_X509_CRL(bio.get(), nullptr, no_password, nullptr));
+    if (list == nullptr) break;
+    X509_STORE_add_crl(store, list.get());
+  }
+  if (lists == 0 || ERR_GET_REASON(ERR_peek_last_error()) != PEM_R_NO_START_LINE) {
+    error = options.crl + ": expected PEM certificate revocation lists";
+    return false;
+  }
+  X509_STORE_set_flags(store, X509_V_FLAG_CRL_CHECK);
+  return true;
+}
+
 }  // namespace
 
 struct TlsContext::Loaded {
@@ -131,85 +212,18 @@ std::shared_ptr<const TlsContext::Loaded> TlsContext::load(const TlsOptions& opt
     error = "OpenSSL cannot start: " + openssl_error();
     return nullptr;
   }
-  SSL_CTX_set_min_proto_version(context, options.tls12 ? TLS1_2_VERSION : TLS1_3_VERSION);
-  SSL_CTX_set_cipher_list(context, "ECDHE+AESGCM:ECDHE+CHACHA20");
-  SSL_CTX_set_options(
-      context, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_CIPHER_SERVER_PREFERENCE);
-  SSL_CTX_set_mode(context, SSL_MODE_RELEASE_BUFFERS);
-  SSL_CTX_set_max_cert_list(context, kMaxChain);
-  SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
-  SSL_CTX_set_timeout(context, kTicketSeconds);
-  if (options.client_certificate != ClientCertificate::none) {
-    // Whoever is who a certificate says shows it each time: a ticket would outlive a revocation.
-    SSL_CTX_set_num_tickets(context, 0);
-    SSL_CTX_set_options(context, SSL_OP_NO_TICKET);
-  }
+  set_up(context, options);
   loaded->alpn = alpn_wire(options.alpn);
   if (!loaded->alpn.empty()) {
     SSL_CTX_set_alpn_protos(context, reinterpret_cast<const unsigned char*>(loaded->alpn.data()),
                             static_cast<unsigned>(loaded->alpn.size()));
     SSL_CTX_set_alpn_select_cb(context, select_alpn, &loaded->alpn);
   }
-
-  if (!options.cert.empty()) {
-    std::vector<X509Ptr> chain;
-    if (!read_certificates(options.cert, chain, error)) return nullptr;
-    std::string bytes;
-    if (!read(options.key, bytes, error)) return nullptr;
-    BioPtr bio(BIO_new_mem_buf(bytes.data(), static_cast<int>(bytes.size())));
-    PkeyPtr key(PEM_read_bio_PrivateKey(bio.get(), nullptr, no_password, nullptr));
-    OPENSSL_cleanse(bytes.data(), bytes.size());
-    if (key == nullptr) {
-      error = options.key + ": expected a PEM private key that is not encrypted";
-      ERR_clear_error();
-      return nullptr;
-    }
-    if (X509_check_private_key(chain[0].get(), key.get()) != 1) {
-      error = options.key + ": is not the key of the certificate in " + options.cert;
-      ERR_clear_error();
-      return nullptr;
-    }
-    if (SSL_CTX_use_certificate(context, chain[0].get()) != 1 ||
-        SSL_CTX_use_PrivateKey(context, key.get()) != 1) {
-      error = options.cert + ": cannot be used: " + openssl_error();
-      return nullptr;
-    }
-    for (std::size_t i = 1; i < chain.size(); ++i) SSL_CTX_add1_chain_cert(context, chain[i].get());
-    loaded->certificates.push_back(
-        {options.cert, alternative_names(chain[0].get()), earliest_end(chain)});
-  }
-
-  X509_STORE* store = SSL_CTX_get_cert_store(context);
-  if (options.ca.empty()) {
-    SSL_CTX_set_default_verify_paths(context);
-  } else {
-    std::vector<X509Ptr> authorities;
-    if (!read_certificates(options.ca, authorities, error)) return nullptr;
-    for (const X509Ptr& one : authorities) {
-      X509_STORE_add_cert(store, one.get());
-      SSL_CTX_add_client_CA(context, one.get());
-    }
-    loaded->certificates.push_back(
-        {options.ca, alternative_names(authorities[0].get()), earliest_end(authorities)});
-  }
-  if (!options.crl.empty()) {
-    std::string bytes;
-    if (!read(options.crl, bytes, error)) return nullptr;
-    BioPtr bio(BIO_new_mem_buf(bytes.data(), static_cast<int>(bytes.size())));
-    int lists = 0;
-    for (;; ++lists) {
-      CrlPtr list(PEM_read_bio_X509_CRL(bio.get(), nullptr, no_password, nullptr));
-      if (list == nullptr) break;
-      X509_STORE_add_crl(store, list.get());
-    }
-    if (lists == 0 || ERR_GET_REASON(ERR_peek_last_error()) != PEM_R_NO_START_LINE) {
-      error = options.crl + ": expected PEM certificate revocation lists";
-      ERR_clear_error();
-      return nullptr;
-    }
-    X509_STORE_set_flags(store, X509_V_FLAG_CRL_CHECK);
-  }
+  const bool good = load_identity(context, options, loaded->certificates, error) &&
+                    load_authorities(context, options, loaded->certificates, error) &&
+                    load_revoked(context, options, error);
   ERR_clear_error();
+  if (!good) return nullptr;
   loaded->context = std::shared_ptr<ssl_ctx_st>(made.release(), SSL_CTX_free);
   return loaded;
 }

@@ -42,7 +42,7 @@ std::string openssl_error();
 std::vector<std::string> alternative_names(X509* certificate);
 
 /// Whether a certificate is for `name`: a URI (it has "://") by every byte, a literal address, or a
-/// DNS name, for which the certificate may have a wildcard as its whole first label.
+/// DNS name. A wildcard is nobody's name: who has it could be any member.
 bool is_for(X509* certificate, const std::string& name);
 
 }  // namespace weir::rpc

@@ -113,7 +113,7 @@ bool is_for(X509* certificate, const std::string& name) {
   }
   if (literal_address(name)) return X509_check_ip_asc(certificate, name.c_str(), 0) == 1;
   return X509_check_host(certificate, name.data(), name.size(),
-                         X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS | X509_CHECK_FLAG_NEVER_CHECK_SUBJECT,
+                         X509_CHECK_FLAG_NO_WILDCARDS | X509_CHECK_FLAG_NEVER_CHECK_SUBJECT,
                          nullptr) == 1;
 }
 

@@ -137,12 +137,17 @@ TEST_F(TlsTest, KnowsNamesOfEveryKind) {
   }
 }
 
+TEST_F(TlsTest, TakesAWildcardForNobody) {
+  ca.issue("node", {"*.example", "weir://demo/eu/*"});
+  as_server = ca.context("node");
+  for (const char* name : {"node.example", "weir://demo/eu/eu-1"}) {
+    Wire w = wire({name});
+    w.run();
+    EXPECT_EQ(w.client->state(), State::failed) << name;
+  }
+}
+
 TEST_F(TlsTest, RefusesCertificatesThatAreNotGood) {
-  struct Case {
-    std::string server;
-    std::string why;
-    std::string told;
-  };
   const TestCa other("another CA");
   other.issue("node", {"node.example"});
   ca.issue("expired", {"node.example"}, test::wall_now() - 2 * kHour, test::wall_now() - kHour);

@@ -10,6 +10,7 @@
 #include <weir/node/fronts/capnp/capnp_front.h>
 #include <weir/node/fronts/capnp/test_service.h>
 #include <weir/rpc/net/test_util.h>
+#include <weir/rpc/net/tls_test_util.h>
 
 namespace weir::rpc {
 namespace {
@@ -82,13 +83,14 @@ class Handler : public node::test::ServiceHandler {
 /// A server in a thread of its own.
 class ServerThread {
  public:
-  explicit ServerThread(std::uint16_t port = 0, node::CapnpLimits limits = {}) {
+  explicit ServerThread(std::uint16_t port = 0, node::CapnpLimits limits = {},
+                        std::shared_ptr<TlsContext> tls = nullptr) {
     std::promise<void> ready;
     thread_ = std::thread([&, port, limits] {
       EventLoop loop;
       Handler handler(loop);
       node::test::TestService service(handler);
-      node::CapnpFront server(loop, service, limits);
+      node::CapnpFront server(loop, service, limits, tls);
       std::string error;
       EXPECT_TRUE(server.start("127.0.0.1:" + std::to_string(port), Sharing::alone, error))
           << error;
@@ -534,6 +536,58 @@ TEST(Client, CallbacksMayThrowOrAskForTrouble) {
   });
   EXPECT_NE(told.get_future().get().find("own thread"), std::string::npos);
   EXPECT_EQ(client.check(item(1)).error.to_string(), "");
+}
+
+class TlsNodeClientTest : public testing::Test {
+ protected:
+  TlsNodeClientTest() {
+    ca_.issue("node", {"weir://demo/eu/eu-1", "127.0.0.1"});
+    ca_.issue("web", {"weir://clients/web"});
+    server_.emplace(0, node::CapnpLimits{}, ca_.context("node", ClientCertificate::required));
+  }
+  NodeClientOptions secure(const std::string& certificate) {
+    NodeClientOptions out = patient(server_->address());
+    out.tls = ca_.context(certificate);
+    return out;
+  }
+  test::TestCa ca_;
+  std::optional<ServerThread> server_;
+};
+
+TEST_F(TlsNodeClientTest, AsksOverTls) {
+  NodeClient client(secure("web"));
+  EXPECT_TRUE(client.check(item(1)).allowed);
+  std::vector<CheckItem> many(1000, item(100));
+  for (const Reply& reply : client.check(many)) EXPECT_EQ(reply.error.to_string(), "");
+  EXPECT_EQ(client.status(), R"({"ok":true})");
+  NodeClientOptions named = secure("web");
+  named.tls_name = "weir://demo/eu/eu-1";
+  EXPECT_TRUE(NodeClient(named).check(item(1)).allowed);
+}
+
+TEST_F(TlsNodeClientTest, SaysWhatIsWrong) {
+  NodeClientOptions options = secure("web");
+  options.tls_name = "weir://demo/eu/eu-2";
+  options.deadline = kSecond;
+  Error error = NodeClient(options).check(item(1)).error;
+  EXPECT_EQ(error.kind, ErrorKind::unavailable);
+  EXPECT_EQ(error.detail,
+            "TLS: its certificate is of weir://demo/eu/eu-1, 127.0.0.1, expected "
+            "weir://demo/eu/eu-2");
+  error = NodeClient(secure("")).check(item(1)).error;
+  EXPECT_EQ(error.kind, ErrorKind::unknown);
+  EXPECT_EQ(error.detail, "TLS: the other side refused: certificate required");
+  EXPECT_EQ(server_->handler().calls, 0);
+}
+
+// A certificate that is replaced while the client runs is shown on the next connection.
+TEST_F(TlsNodeClientTest, ReadsFilesAgainWhenItConnectsAnew) {
+  ca_.issue("late", {"weir://clients/late"}, test::wall_now() - 2 * kHour,
+            test::wall_now() - kHour);
+  NodeClient client(secure("late"));
+  EXPECT_EQ(client.check(item(1)).error.detail, "TLS: the other side refused: certificate expired");
+  ca_.issue("late", {"weir://clients/late"});
+  EXPECT_TRUE(wait_for([&] { return client.check(item(1)).allowed; }));
 }
 
 }  // namespace
