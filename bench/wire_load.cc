@@ -14,6 +14,7 @@
 
 #include <weir/bench/spread.h>
 #include <weir/bench/wire/servers.h>
+#include <weir/bench/wire/tls_load.h>
 #include <weir/limits/text/strict_options.h>
 
 namespace weir::bench {
@@ -95,6 +96,7 @@ class Wire {
                  const HttpTarget& target);
   void add_node();
   void add_node_in_memory();
+  void add_tls();
   void add_nginx();
   void add_echo();
   void add_workers();
@@ -127,6 +129,7 @@ Wire::Wire(const Options& options) : options_(options) {
   }
   add_node();
   add_node_in_memory();
+  add_tls();
   add_nginx();
   add_echo();
   add_workers();
@@ -196,6 +199,26 @@ void Wire::add_node_in_memory() {
       [rpc](double s) { return RpcLoad(rpc, kSingle).closed(s); });
   add("rpc_batch64_memory", "weir RPC, 64 checks a call, storage: none", process,
       [rpc](double s) { return RpcLoad(rpc, kBatches).closed(s); });
+}
+
+/// Beside the first node, without TLS.
+void Wire::add_tls() {
+  const std::string folder = fresh("node-tls");
+  const NodeServer& plain = *nodes_.front();
+  nodes_.push_back(std::make_unique<NodeServer>(options_.node, NodeServer::Options{true, 0, true},
+                                                Place{folder, server_cpu_}));
+  const NodeServer& node = *nodes_.back();
+  auto context = client_context(folder);
+  RpcTarget without = plain.rpc();
+  RpcTarget with = node.rpc();
+  add("tls_rpc_client", "weir RPC over TLS, through its client library", node.process(),
+      [with, context](double s) { return client_load(with, kCallers, s, context); });
+  add("rpc_client_alone", "weir RPC, one caller of its client library", plain.process(),
+      [without](double s) { return client_load(without, 1, s); });
+  add("tls_rpc_client_alone", "weir RPC over TLS, one caller of its client library", node.process(),
+      [with, context](double s) { return client_load(with, 1, s, context); });
+  add("tls_handshake", "mutual TLS handshakes, one after the other", node.process(),
+      [port = node.clients(), context](double s) { return handshake_load(port, context, s); });
 }
 
 void Wire::add_nginx() {

@@ -348,9 +348,11 @@ Load kj_load(const RpcTarget& target, const RpcShape& shape, double seconds) {
   return turn.load;
 }
 
-Load client_load(const RpcTarget& target, unsigned in_flight, double seconds) {
+Load client_load(const RpcTarget& target, unsigned in_flight, double seconds,
+                 std::shared_ptr<rpc::TlsContext> tls) {
   rpc::NodeClientOptions options;
   options.address = "127.0.0.1:" + std::to_string(target.port);
+  options.tls = std::move(tls);
   rpc::NodeClient client(options);
   for (int i = 0; i < 1000 && !client.connected(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <weir/bench/wire/links.h>
 #include <weir/bench/wire/load.h>
+#include <weir/rpc/net/tls_context.h>
 
 namespace weir::bench {
 
@@ -77,7 +79,8 @@ Load kj_load(const RpcTarget& target, const RpcShape& shape, double seconds);
 
 /// Asks through the client library's connection to a node, which puts the checks of concurrent
 /// callers into one call: `in_flight` callers with one check each. Throws std::runtime_error if a
-/// check fails or is denied.
-Load client_load(const RpcTarget& target, unsigned in_flight, double seconds);
+/// check fails or is denied. `tls`: null for none.
+Load client_load(const RpcTarget& target, unsigned in_flight, double seconds,
+                 std::shared_ptr<rpc::TlsContext> tls = nullptr);
 
 }  // namespace weir::bench

@@ -7,6 +7,8 @@
 #include <fstream>
 #include <sstream>
 
+#include <weir/bench/wire/tls_load.h>
+
 namespace weir::bench {
 namespace {
 
@@ -43,6 +45,11 @@ void write_node_files(const std::string& directory, const NodeServer::Options& o
       "listen: {{peers: '127.0.0.1:{}', clients: '127.0.0.1:{}', http: '127.0.0.1:{}'}}\n"
       "rules: rules.yaml\nlog: {{level: warn}}\nstorage: {}\n",
       peers, clients, http, options.storage ? "{path: data, map_size: 8GiB}" : "none");
+  if (options.tls) {
+    make_certificates(directory);
+    out << "tls: {clients: {cert: certs/node.pem, key: certs/node.key, ca: certs/ca.pem, "
+           "client_certificate: required}}\n";
+  }
   if (options.threads > 0) out << "threads: " << options.threads << "\n";
 }
 

@@ -27,6 +27,7 @@ class NodeServer {
   struct Options {
     bool storage = true;   ///< LMDB; false: in memory
     unsigned threads = 0;  ///< 0: the configuration does not say
+    bool tls = false;      ///< of clients, who show certificates: make_certificates()
   };
   NodeServer(const std::string& program, const Options& options, const Place& place);
 
@@ -34,6 +35,7 @@ class NodeServer {
   static bool knows_threads(const std::string& program, const std::string& directory);
 
   const Process& process() const { return *process_; }
+  std::uint16_t clients() const { return clients_; }
   RpcTarget rpc() const { return {clients_, kWireKeys}; }
   /// POST /v1/check with a JSON body; `minimal` asks for a terse answer.
   HttpTarget http(bool minimal = false) const;

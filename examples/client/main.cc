@@ -1,5 +1,7 @@
 // A service that asks a region's nodes before it does its work, as a stranger would write it.
 //   weir-example-client 127.0.0.1:7401,127.0.0.1:7411 api api_key=k7
+// With nodes that speak TLS, and ask for a certificate:
+//   weir-example-client 127.0.0.1:7401 api api_key=k7 ca.pem web.pem web.key
 #include <cstdio>
 #include <random>
 #include <string>
@@ -22,14 +24,29 @@ weir::ClientOptions options_for(const std::string& nodes) {
   return options;
 }
 
+/// ca.pem web.pem web.key. False after the reason was printed.
+bool speak_tls(char** files, weir::ClientOptions& options) {
+  weir::rpc::TlsOptions tls;
+  tls.ca = files[0];
+  tls.cert = files[1];
+  tls.key = files[2];
+  std::string error;
+  options.connection.tls = weir::rpc::TlsContext::make(tls, error);
+  if (options.connection.tls == nullptr) std::fprintf(stderr, "%s\n", error.c_str());
+  return options.connection.tls != nullptr;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4 || std::string(argv[3]).find('=') == std::string::npos) {
-    std::fprintf(stderr, "usage: weir-example-client NODE[,NODE…] DOMAIN KEY=VALUE\n");
+  if ((argc != 4 && argc != 7) || std::string(argv[3]).find('=') == std::string::npos) {
+    std::fprintf(stderr,
+                 "usage: weir-example-client NODE[,NODE…] DOMAIN KEY=VALUE [CA CERT KEY]\n");
     return 2;
   }
-  weir::Client client(options_for(argv[1]));
+  weir::ClientOptions options = options_for(argv[1]);
+  if (argc == 7 && !speak_tls(argv + 4, options)) return 2;
+  weir::Client client(options);
   const std::string entry = argv[3];
   const std::size_t equals = entry.find('=');
   const weir::CheckItem item{argv[2], {{entry.substr(0, equals), entry.substr(equals + 1)}}, 1};

@@ -104,6 +104,7 @@ NodeMetrics example() {
                    {"api", "trial", 50, 9, 0, 0, true}};
   metrics.peers = {{"us/us-1", true, 5, 0.25, -0.125, 3, true, 8, 9},
                    {"ap/ap-1", false, 0, {}, {}, 0}};
+  metrics.tls = {{"http", 13, 4, 5, false, {{"ca.pem", -0.5}}}};
   metrics.storage = StorageMetrics{true, 10, 20, 4096, 1, 0.004, 11, 12};
   metrics.home = HomeMetrics{13, 14, 15, 16};
   metrics.escrow = EscrowMetrics{true, false, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61};
@@ -189,6 +190,11 @@ TEST(Metrics, RendersEveryFigure) {
       {"weir_peer_withheld_slots_total{peer=\"ap/ap-1\"}", 0},
       {"weir_peer_refused_cells_total{peer=\"us/us-1\"}", 9},
       {"weir_peer_refused_cells_total{peer=\"ap/ap-1\"}", 0},
+      {"weir_certificate_expiry_seconds{use=\"http\",file=\"ca.pem\"}", -0.5},
+      {"weir_certificates_current{use=\"http\"}", 0},
+      {"weir_tls_handshakes_total{use=\"http\",result=\"full\"}", 9},
+      {"weir_tls_handshakes_total{use=\"http\",result=\"resumed\"}", 4},
+      {"weir_tls_handshakes_total{use=\"http\",result=\"failed\"}", 5},
       {"weir_storage_ok", 1},
       {"weir_storage_commits_total", 10},
       {"weir_storage_records_total", 20},
@@ -220,10 +226,13 @@ TEST(Metrics, LeavesOutWhatIsNotThere) {
   metrics.storage.reset();
   metrics.rules.clear();
   metrics.peers.clear();
+  metrics.tls.clear();
   for (const auto& [name, value] : scrape(metrics).samples) {
     EXPECT_THAT(name, testing::Not(testing::StartsWith("weir_storage")));
     EXPECT_THAT(name, testing::Not(testing::StartsWith("weir_rule_")));
     EXPECT_THAT(name, testing::Not(testing::StartsWith("weir_peer")));
+    EXPECT_THAT(name, testing::Not(testing::StartsWith("weir_tls")));
+    EXPECT_THAT(name, testing::Not(testing::StartsWith("weir_cert")));
   }
 }
 
