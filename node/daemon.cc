@@ -395,6 +395,8 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     if (leaving) return stop_at_once();
     leaving = true;
     coordinator->state().leaving = true;
+    set_back = false;  // if it stops for its clock already, it does not start again
+    if (stopping) return;
     if (config.drain == 0) return stop();
     log.info("draining", {{"drain_ms", config.drain / kMillisecond}});
     go_on_after(static_cast<std::uint64_t>(config.drain / kMillisecond), &Impl::let_go);
