@@ -62,24 +62,57 @@ int serve(weir::node::NodeConfig config, weir::LoadedRules rules, weir::node::Lo
   }
 }
 
+/// What tests want of the clock, as it was written; empty: nothing.
+struct ClockFlags {
+  std::string offset;
+  std::string offset_for;
+  std::string flaps;
+};
+
+/// False if something of it cannot be read: why was printed.
+bool apply(const ClockFlags& flags, weir::node::NodeConfig& config) {
+  if (!flags.offset.empty() && !weir::node::parse_clock_offset(flags.offset, config.clock_offset)) {
+    fmt::print(
+        stderr,
+        "--clock-offset: expected a length of time of at most 366d, such as 350ms or -2s, got "
+        "'{}'\n",
+        flags.offset);
+    return false;
+  }
+  if (!flags.offset_for.empty()) {
+    weir::Nanos length = 0;
+    if (!weir::parse_duration(flags.offset_for, length)) {
+      fmt::print(stderr, "--clock-offset-for: expected a length of time, such as 5s, got '{}'\n",
+                 flags.offset_for);
+      return false;
+    }
+    config.clock_offset_until = monotonic() + length;
+  }
+  if (!flags.flaps.empty() && !weir::parse_duration(flags.flaps, config.clock_flaps)) {
+    fmt::print(stderr, "--clock-flaps: expected a length of time, such as 5s, got '{}'\n",
+               flags.flaps);
+    return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app{"A weir node: counts and decides in its region, and merges with the others.",
                "weir-node"};
   std::string path;
-  std::string offset;
-  std::string offset_for;
-  std::string flaps;
+  ClockFlags clock;
   bool validate = false;
   app.add_option("--config", path, "The node's configuration, for example node.yaml")->required();
   app.add_flag("--validate", validate, "Check the configuration and the rules, and exit");
-  app.add_option("--clock-offset", offset,
+  app.add_option("--clock-offset", clock.offset,
                  "For tests: run this far ahead of the wall clock, or behind it (-350ms)")
       ->type_name("DURATION");
-  app.add_option("--clock-offset-for", offset_for, "For tests: --clock-offset ends after this long")
+  app.add_option("--clock-offset-for", clock.offset_for,
+                 "For tests: --clock-offset ends after this long")
       ->type_name("DURATION");
-  app.add_option("--clock-flaps", flaps,
+  app.add_option("--clock-flaps", clock.flaps,
                  "For tests: --clock-offset is on and off in turn, for this long each")
       ->type_name("DURATION");
   app.set_version_flag("--version", std::string(weir::node::kVersion));
@@ -88,27 +121,7 @@ int main(int argc, char** argv) {
 
   weir::node::LoadedConfig loaded = weir::node::load_config(path);
   if (!loaded.config) return report(loaded.errors);
-  if (!offset.empty() && !weir::node::parse_clock_offset(offset, loaded.config->clock_offset)) {
-    fmt::print(
-        stderr,
-        "--clock-offset: expected a length of time of at most 366d, such as 350ms or -2s, got "
-        "'{}'\n",
-        offset);
-    return kUsage;
-  }
-  if (!offset_for.empty()) {
-    weir::Nanos length = 0;
-    if (!weir::parse_duration(offset_for, length)) {
-      fmt::print(stderr, "--clock-offset-for: expected a length of time, such as 5s, got '{}'\n",
-                 offset_for);
-      return kUsage;
-    }
-    loaded.config->clock_offset_until = monotonic() + length;
-  }
-  if (!flaps.empty() && !weir::parse_duration(flaps, loaded.config->clock_flaps)) {
-    fmt::print(stderr, "--clock-flaps: expected a length of time, such as 5s, got '{}'\n", flaps);
-    return kUsage;
-  }
+  if (!apply(clock, *loaded.config)) return kUsage;
   weir::LoadedRules rules = weir::load_rules(loaded.config->rules);
   if (!rules.rules) return report(rules.errors);
   if (validate) {

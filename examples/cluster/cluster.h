@@ -22,7 +22,7 @@ struct ClusterOptions {
   std::vector<std::string> environment{};     ///< "NAME=value", added to every weir-node's
   /// Members by certificate and HTTPS: a CA in DIRECTORY/certs, and for each node REGION-1.pem.
   bool tls = false;
-  unsigned threads = 2;            ///< workers of every node
+  unsigned threads = 2;           ///< workers of every node
   std::string map_size = "4GiB";  ///< of every node's store
   Nanos drain = 0;                ///< of every node
   Nanos delay = 0;                ///< one way, between any two nodes

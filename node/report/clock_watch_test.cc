@@ -8,8 +8,6 @@
 
 #include <gtest/gtest.h>
 
-#include <weir/node/restart_backoff.h>
-
 namespace weir::node {
 namespace {
 
@@ -103,19 +101,6 @@ TEST_F(ClockWatchTest, LogsEachLevelOnce) {
 TEST_F(ClockWatchTest, AClockThatJumpsAboutIsNotLoggedAllTheTime) {
   for (int i = 0; i < 600; ++i) look({i % 2 == 0 ? kHour : 0}, kNow + i * kSecond);
   EXPECT_LE(lines(), 20);
-}
-
-TEST(RestartBackoff, GrowsWhileTheClockFlaps) {
-  RestartBackoff backoff;
-  Nanos now = kMinute;
-  Nanos wait = 0;
-  for (Nanos expected : {5, 10, 20, 40, 80, 160, 300, 300}) {
-    now += wait;
-    wait = backoff.started_again(now) - now;
-    EXPECT_EQ(wait, expected * kSecond);
-  }
-  now += RestartBackoff::kCalm;
-  EXPECT_EQ(backoff.started_again(now) - now, RestartBackoff::kFirst);
 }
 
 }  // namespace

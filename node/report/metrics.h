@@ -32,7 +32,7 @@ struct PeerMetrics {
   std::optional<double> lag;   ///< seconds since it held all of ours; unknown: never did
   std::optional<double> skew;  ///< seconds its clock is ahead of ours
   std::uint64_t dropped_messages = 0;
-  bool two_of_name = false;  ///< LinkStatus::two_of_name
+  bool two_of_name = false;          ///< LinkStatus::two_of_name
   std::uint64_t withheld_slots = 0;  ///< crdt::PeerStatus
   std::uint64_t refused_cells = 0;   ///< the same
 };

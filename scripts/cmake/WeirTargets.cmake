@@ -59,7 +59,7 @@ function(weir_test path)
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" ENVIRONMENT "${ARG_ENVIRONMENT}")
 endfunction()
 
-# weir_fuzz(rules/fuzz_rules LINK ...): a libFuzzer target of <path>.cc, for scripts/fuzz; only with WEIR_FUZZ
+# weir_fuzz(net/fuzz_tls LINK ...): a libFuzzer target of <path>.cc, for scripts/fuzz; only with WEIR_FUZZ
 function(weir_fuzz path)
   if(NOT WEIR_FUZZ)
     return()
