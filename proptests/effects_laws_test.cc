@@ -46,83 +46,95 @@ struct Relayed {
   crdt::Replica replica;
 };
 
+/// What the replica is to hold, as its peers speak.
+struct RelayedHistory : Relayed {
+  using Relayed::Relayed;
+  const Nanos live_for = 3 * replica.options().anti_entropy_interval;
+  const crdt::Incarnation elder{300, 7};  // of the owner: that is over
+  std::map<std::pair<std::uint64_t, crdt::Incarnation>, std::uint64_t> known;
+  std::map<std::uint64_t, std::uint64_t> withheld;  // by cell: of the owner's slot
+  std::optional<Nanos> heard;                       // the owner, in a session that has not ended
+  std::uint64_t stamp = 0;
+
+  void take_in(std::uint64_t number, const crdt::Incarnation& writer, std::uint64_t value) {
+    std::uint64_t& held = known[{number, writer}];
+    held = std::max(held, value);
+  }
+
+  void owner_shows(std::uint64_t number, std::uint64_t value) {
+    Cell shown = cell(number);
+    shown.raise(slot(owner), value);
+    replica.receive(kOwner, owner, crdt::Repair{{{shown}, {}}, {}}, now);
+    take_in(number, owner, value);
+    reached("confirmed", withheld[number] > 0 && value >= withheld[number]);
+    heard = now;
+  }
+
+  /// Of the owner's slot, of its own, and perhaps of one of the owner's earlier incarnations.
+  void relay_speaks(std::uint64_t number, std::uint64_t value) {
+    const std::uint64_t own = *positive_counts();
+    Cell said = cell(number);
+    said.raise(slot(owner), value);
+    said.raise(slot(relay), own);
+    const bool of_elder = *chance(30);
+    if (of_elder) said.raise(slot(elder), value);
+    reached("an earlier incarnation", of_elder);
+    if (bucket) said.bucket.checkpoint = {said.total(), now, 1};
+    deliver(said);
+    take_in(number, relay, own);
+    if (of_elder) take_in(number, elder, value);
+    const bool live = heard && now - *heard <= live_for;
+    const bool higher = value > known[{number, owner}];
+    reached("above a live member", live && higher);
+    reached("taken of a member that is away", heard && !live && higher);
+    reached("taken once its session has ended", !heard && higher);
+    if (live && higher) withheld[number] = value;
+    if (!live) take_in(number, owner, value);
+  }
+
+  void deliver(const Cell& said) {
+    if (*chance(50)) {
+      replica.receive(kRelay, relay, crdt::Repair{{{said}, {}}, {}}, now);
+      return;
+    }
+    reached("in a push");
+    replica.take();
+    replica.receive(kRelay, relay, crdt::Push{relay, stamp, stamp + 1, stamp == 0, {{said}, {}}},
+                    now);
+    // The pusher's own slots are here, which is what it asks.
+    const crdt::Outbox out = replica.take();
+    RC_ASSERT(out.messages.size() == 1u);
+    RC_ASSERT(std::get<crdt::Ack>(out.messages[0].message).upto == ++stamp);
+  }
+};
+
 LAW(55, "of a live member's slot a relay is believed no further than that member itself has shown",
     "above a live member", "taken of a member that is away", "taken once its session has ended",
     "confirmed", "a bucket", "an earlier incarnation", "in a push") {
-  Relayed world(*chance(40).as("bucket"));
-  const Nanos live_for = 3 * world.replica.options().anti_entropy_interval;
+  RelayedHistory world(*chance(40).as("bucket"));
   reached("a bucket", world.bucket);
-  std::map<std::pair<std::uint64_t, crdt::Incarnation>, std::uint64_t> known;
-  std::map<std::uint64_t, std::uint64_t> withheld;  // by cell: of the owner's slot
-  const crdt::Incarnation elder{300, 7};            // of the owner: that is over
-  std::optional<Nanos> heard;
-  bool ended = false;
-  std::uint64_t stamp = 0;
-  auto take_in = [&](std::uint64_t number, const crdt::Incarnation& writer, std::uint64_t value) {
-    std::uint64_t& held = known[{number, writer}];
-    held = std::max(held, value);
-  };
-  const int steps = *between(1, 30).as("steps");
-  for (int step = 0; step < steps; ++step) {
+  for (int steps = *between(1, 30).as("steps"); steps > 0; --steps) {
     const std::uint64_t number = *between<std::uint64_t>(0, 3);
     const std::uint64_t value = *positive_counts();
-    Cell cell = world.cell(number);
     switch (*choice(6)) {
-      case 0: {  // the owner shows what it has
-        cell.raise(world.slot(world.owner), value);
-        world.replica.receive(Relayed::kOwner, world.owner, crdt::Repair{{{cell}, {}}, {}},
-                              world.now);
-        take_in(number, world.owner, value);
-        reached("confirmed", withheld[number] > 0 && value >= withheld[number]);
-        heard = world.now;
-        ended = false;
+      case 0:
+        world.owner_shows(number, value);
         break;
-      }
       case 1:  // or is heard of
         world.replica.receive(Relayed::kOwner, world.owner, crdt::Ack{}, world.now);
-        heard = world.now;
-        ended = false;
+        world.heard = world.now;
         break;
       case 2:
         world.replica.peer_down(Relayed::kOwner);
-        ended = true;
+        world.heard.reset();
         break;
       case 3:
-        world.now += *one_of<Nanos>({kSecond, live_for, live_for + 1, 2 * kMinute});
+        world.now += *one_of<Nanos>({kSecond, world.live_for, world.live_for + 1, 2 * kMinute});
         break;
-      default: {  // the relay speaks of all three
-        const std::uint64_t own = *positive_counts();
-        cell.raise(world.slot(world.owner), value);
-        cell.raise(world.slot(world.relay), own);
-        const bool of_elder = *chance(30);
-        if (of_elder) cell.raise(world.slot(elder), value);
-        reached("an earlier incarnation", of_elder);
-        if (world.bucket) cell.bucket.checkpoint = {cell.total(), world.now, 1};
-        if (*chance(50)) {
-          reached("in a push");
-          const crdt::Push push{world.relay, stamp, stamp + 1, stamp == 0, {{cell}, {}}};
-          world.replica.take();
-          world.replica.receive(Relayed::kRelay, world.relay, push, world.now);
-          // The pusher's own slots are here, which is what it asks.
-          const crdt::Outbox out = world.replica.take();
-          RC_ASSERT(out.messages.size() == 1u);
-          RC_ASSERT(std::get<crdt::Ack>(out.messages[0].message).upto == ++stamp);
-        } else {
-          world.replica.receive(Relayed::kRelay, world.relay, crdt::Repair{{{cell}, {}}, {}},
-                                world.now);
-        }
-        take_in(number, world.relay, own);
-        if (of_elder) take_in(number, elder, value);
-        const bool live = heard && !ended && world.now - *heard <= live_for;
-        const bool higher = value > known[{number, world.owner}];
-        reached("above a live member", live && higher);
-        reached("taken of a member that is away", !live && higher && !ended);
-        reached("taken once its session has ended", higher && ended);
-        if (live && higher) withheld[number] = value;
-        if (!live) take_in(number, world.owner, value);
-      }
+      default:
+        world.relay_speaks(number, value);
     }
-    for (const auto& [slot, held] : known) {
+    for (const auto& [slot, held] : world.known) {
       RC_ASSERT(world.value(slot.first, slot.second) == held);
     }
     if (const std::optional<Cell> held = world.replica.find(world.cell(number).id)) {
@@ -187,7 +199,6 @@ LAW(56, "who forges a node's own slots has it take few incarnations, its own cou
   rule.limit = 1'000'000;
   rule.window = kDay;
   options.rules = rule_set({rule});
-  options.replica.self = {"eu", "a"};
   options.replica.peers = {{"us", "b"}};
   options.fresh_incarnation = [&boots] { return crdt::Incarnation{1, ++boots}; };
   options.longest_renew_wait = kMinute;
