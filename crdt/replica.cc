@@ -573,9 +573,12 @@ struct Replica::Impl {
     return nullptr;
   }
 
-  /// False if it is for somebody else to say that this slot grew so far, who will.
+  /// False if it is for somebody else to say that this slot grew so far, who will. Of a bucket a
+  /// relay is believed as its checkpoint is, which counts these slots and is wrong without them:
+  /// what either claims too much is drained in time (law 21). Only what no time drains is not.
   bool believes(const CellId& cell, const Slot& slot, const Source& source) {
     if (slot.id.writer == source.from) return true;
+    if (cell.is_bucket() && slot.value < kMostRelayedUnits) return true;
     const Peer* owner = live_as(slot.id.writer, source.now);
     if (owner == nullptr) return true;
     ++peers[source.peer].withheld;

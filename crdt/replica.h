@@ -128,6 +128,10 @@ struct ReplicaCounters {
   std::uint64_t elder_counts = 0;
 };
 
+/// Of a live member's slot of a bucket a relay is believed below this: as many slots as a cell may
+/// have do not add up to the largest number, which means more than was ever counted.
+inline constexpr std::uint64_t kMostRelayedUnits = std::uint64_t{1} << 48;
+
 /// One node's copy of the lattice, and the protocol that keeps copies equal. Sans-I/O: it is given
 /// messages, time and disk completions, and returns messages and writes through take(). It starts
 /// no thread, reads no clock, and is driven by one thread (not thread-safe).
@@ -141,6 +145,7 @@ struct ReplicaCounters {
 ///  - Memory is bounded by live cells, whatever the peers do.
 ///  - Of an incarnation that speaks for itself, in the last three anti_entropy_intervals over a
 ///    session that has not ended since, no relay is believed: its slots grow by its own messages.
+///    Of buckets relays are, below kMostRelayedUnits.
 class Replica {
  public:
   /// `memory_only`: writes count as persisted when made, and none are put out.

@@ -85,11 +85,13 @@ struct RelayedHistory : Relayed {
     if (of_elder) take_in(number, elder, value);
     const bool live = heard && now - *heard <= live_for;
     const bool higher = value > known[{number, owner}];
-    reached("above a live member", live && higher);
+    const bool drains = bucket && value < crdt::kMostRelayedUnits;
+    reached("of a bucket, as much as time drains", live && higher && drains);
+    reached("above a live member", live && higher && !drains);
     reached("taken of a member that is away", heard && !live && higher);
     reached("taken once its session has ended", !heard && higher);
-    if (live && higher) withheld[number] = value;
-    if (!live) take_in(number, owner, value);
+    if (live && higher && !drains) withheld[number] = value;
+    if (!live || drains) take_in(number, owner, value);
   }
 
   void deliver(const Cell& said) {
@@ -110,12 +112,14 @@ struct RelayedHistory : Relayed {
 
 LAW(55, "of a live member's slot a relay is believed no further than that member itself has shown",
     "above a live member", "taken of a member that is away", "taken once its session has ended",
-    "confirmed", "a bucket", "an earlier incarnation", "in a push") {
+    "confirmed", "a bucket", "of a bucket, as much as time drains", "an earlier incarnation",
+    "in a push") {
   RelayedHistory world(*chance(40).as("bucket"));
   reached("a bucket", world.bucket);
   for (int steps = *between(1, 30).as("steps"); steps > 0; --steps) {
     const std::uint64_t number = *between<std::uint64_t>(0, 3);
-    const std::uint64_t value = *positive_counts();
+    std::uint64_t value = *positive_counts();
+    if (world.bucket && *chance(60)) value += crdt::kMostRelayedUnits;
     switch (*choice(6)) {
       case 0:
         world.owner_shows(number, value);
@@ -147,7 +151,8 @@ LAW(55, "a claim that its owner does not confirm is an alarm that names the rela
     "never confirmed", "confirmed late", "the owner went away", "more each time") {
   Relayed world(*chance(40).as("bucket"));
   const Nanos interval = world.replica.options().anti_entropy_interval;
-  const std::uint64_t shown = *between<std::uint64_t>(1, 100).as("shown");
+  const std::uint64_t least = world.bucket ? crdt::kMostRelayedUnits : 1;
+  const std::uint64_t shown = least + *between<std::uint64_t>(0, 99).as("shown");
   std::uint64_t claimed = shown + *between<std::uint64_t>(1, 100).as("more");
   auto say = [&](crdt::PeerIndex by, const crdt::Incarnation& from, std::uint64_t value) {
     Cell cell = world.cell(1);

@@ -303,6 +303,7 @@ class Node {
     options.rules = rules_;
     // Time leaps here, and real disks take real time: that is no stall.
     options.max_time_wait = kDay;
+    options.renew_wait = options.longest_renew_wait = 0;  // law 56 is about these
     options.fresh_incarnation = [this] {
       crdt::Incarnation fresh = fresh_incarnation();
       fresh_.insert(fresh);
