@@ -80,7 +80,8 @@ struct Ticket {
 
 /// For whom a reservation is made.
 struct TicketHolder {
-  std::uint64_t caller = 0;  ///< names who asks; 0: nobody, whose tickets are not counted apart
+  /// Names who asks, and alone may settle; 0: nobody, whose tickets are not counted apart.
+  std::uint64_t caller = 0;
   bool lease = false;        ///< what is held is the caller's to spend (lease.h)
 };
 

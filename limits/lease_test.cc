@@ -147,7 +147,7 @@ TEST(Lease, OneCallerHoldsItsPartOfALimit) {
     EXPECT_GT(lease(2).hits, 10u);
     EXPECT_GT(lease(0).hits, 10u);  // nobody's
     EXPECT_FALSE(lease(1).ticket);
-    limiter.settle(last.ticket, 0, kStart);
+    limiter.settle(last.ticket, 0, kStart, 1);
     EXPECT_TRUE(lease(1).ticket);
   }
 }

@@ -139,9 +139,10 @@ class Limiter {
   /// windows and logs at the instant of the reservation (if no decision reads that any more, as
   /// Rule::late says), in buckets at `now`. Settles once. Of several descriptors `actual` are the
   /// hits of the first one, or of as many as it has numbers for; the others are counted as
-  /// reserved.
-  Settled settle(Ticket ticket, std::uint64_t actual, Nanos now);
-  Settled settle(Ticket ticket, std::span<const std::uint64_t> actual, Nanos now);
+  /// reserved. For another `caller` than the TicketHolder's the ticket is not known.
+  Settled settle(Ticket ticket, std::uint64_t actual, Nanos now, std::uint64_t caller = 0);
+  Settled settle(Ticket ticket, std::span<const std::uint64_t> actual, Nanos now,
+                 std::uint64_t caller = 0);
   /// Settles in full what has timed out at `now`, at most `max` tickets. Returns how many. Call it
   /// every now and then; it costs little if there are none.
   std::size_t settle_due(Nanos now, std::size_t max);

@@ -615,9 +615,28 @@ struct Callers {
     now += *one_of<Nanos>({0, kSecond, 30 * kSecond});
     if (open.empty()) return;
     std::swap(open[*between<std::size_t>(0, open.size() - 1)], open.back());
-    RC_ASSERT(limiter->settle(open.back().ticket, *between<std::uint64_t>(0, 1), now).known);
+    const Open& one = open.back();
+    RC_ASSERT(limiter->settle(one.ticket, *between<std::uint64_t>(0, 1), now, one.caller).known);
     open.pop_back();
     reached("settled");
+  }
+  /// What remains of a key.
+  std::uint64_t left(const std::string& key) const {
+    const Decision decision = limiter->check(Ask(key, 0).request, now);
+    return decision.statuses.empty() ? 0 : decision.statuses[0].remaining;
+  }
+  /// Somebody tries to settle what is another's: nothing changes.
+  void meddle(std::uint64_t meddler) {
+    if (open.empty()) return;
+    const Open& one = open[*between<std::size_t>(0, open.size() - 1)];
+    if (one.caller == meddler) return;
+    const Settled got = limiter->settle(one.ticket, *between<std::uint64_t>(0, 9), now, meddler);
+    RC_ASSERT(!got.known);
+    RC_ASSERT(got.hits == 0u);
+    RC_ASSERT(!got.wants_commit);
+    reached(one.leased > 0 ? "another's lease" : "another's reservation");
+    reached("by nobody in particular", meddler == 0);
+    reached("of nobody in particular", one.caller == 0);
   }
   void time_out() {
     const std::size_t due = limiter->settle_due(now, 1000);
@@ -667,6 +686,24 @@ LAW(53,
     RC_ASSERT(callers.limiter->tickets().open == callers.open.size());
     reached("all tickets open", callers.open.size() == callers.options.max_tickets);
     for (std::uint64_t who : {1, 2, 3}) callers.within_its_part(who);
+  }
+}
+
+LAW(59, "a ticket is settled by the caller that it was given to, and by nobody else",
+    "another's lease", "another's reservation", "by nobody in particular",
+    "of nobody in particular", "a lease", "a bucket", "a window", "settled", "timed out") {
+  Callers callers;
+  for (int step = *between(1, 60).as("steps"); step > 0; --step) {
+    const std::uint64_t caller = *between<std::uint64_t>(0, 3);
+    const std::string key(*chance(70) ? "a" : "b");
+    *chance(50) ? callers.reserve(caller, key) : callers.lease(caller, key);
+    const TicketCounters before = callers.limiter->tickets();
+    const std::uint64_t left = callers.left(key);
+    callers.meddle(*between<std::uint64_t>(0, 3));
+    RC_ASSERT(callers.limiter->tickets().open == before.open);
+    RC_ASSERT(callers.left(key) == left);
+    if (*chance(40)) callers.settle();
+    callers.time_out();
   }
 }
 

@@ -193,13 +193,14 @@ std::uint64_t Limiter::may_lease(std::uint32_t rule, const Request& request,
   return most - std::min(most, has);
 }
 
-Settled Limiter::settle(Ticket ticket, std::uint64_t actual, Nanos now) {
-  return settle(ticket, {&actual, 1}, now);
+Settled Limiter::settle(Ticket ticket, std::uint64_t actual, Nanos now, std::uint64_t caller) {
+  return settle(ticket, {&actual, 1}, now, caller);
 }
 
-Settled Limiter::settle(Ticket ticket, std::span<const std::uint64_t> actual, Nanos now) {
+Settled Limiter::settle(Ticket ticket, std::span<const std::uint64_t> actual, Nanos now,
+                        std::uint64_t caller) {
   now = impl_->time.clamp(now, local().stripe);
-  return impl_->reservations.settle(ticket, actual, impl_->settling(now));
+  return impl_->reservations.settle(ticket, actual, impl_->settling(now), caller);
 }
 
 std::size_t Limiter::settle_due(Nanos now, std::size_t max) {

@@ -74,12 +74,13 @@ std::uint64_t Reservations::cost_of(const Hold& hold, std::span<const std::uint6
   return std::min(mul_saturated(hold.per_hit, actual[hold.descriptor]), hold.most);
 }
 
-std::optional<Reservations::Open> Reservations::take(std::uint64_t number) {
+std::optional<Reservations::Open> Reservations::take(std::uint64_t number, std::uint64_t caller) {
   Shard& shard = shards_[number % kShards];
   std::optional<Open> open;
   {
     std::lock_guard lock(shard.mutex);
-    if (!shard.by_number.contains(number)) return std::nullopt;
+    const auto at = shard.by_number.find(number);
+    if (at == shard.by_number.end() || at->second.holder.caller != caller) return std::nullopt;
     open = take(shard, number);
   }
   gone(*open);

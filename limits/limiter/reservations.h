@@ -65,10 +65,12 @@ class Reservations {
   std::uint64_t leased(std::uint64_t caller, const crdt::SeriesId& series) const;
 
   /// Calls `settle_hold(hold, cost)`, which returns a SettledHold, for each hold of the ticket if
-  /// it is still open. `actual` are hits by descriptor; beyond them it costs what was held.
+  /// it is still open and `caller` (TicketHolder::caller) has it. `actual` are hits by descriptor;
+  /// beyond them it costs what was held.
   template <typename SettleHold>
-  Settled settle(Ticket ticket, std::span<const std::uint64_t> actual, SettleHold settle_hold) {
-    std::optional<Open> open = take(ticket.number);
+  Settled settle(Ticket ticket, std::span<const std::uint64_t> actual, SettleHold settle_hold,
+                 std::uint64_t caller = 0) {
+    std::optional<Open> open = take(ticket.number, caller);
     return open ? settle_open(*open, actual, settle_hold) : Settled{};
   }
   /// Settles as held what has timed out at `now`, at most `max` tickets, in each shard the earliest
@@ -129,7 +131,7 @@ class Reservations {
     return out;
   }
   static std::uint64_t cost_of(const Hold& hold, std::span<const std::uint64_t> actual);
-  std::optional<Open> take(std::uint64_t number);
+  std::optional<Open> take(std::uint64_t number, std::uint64_t caller);
   std::optional<Open> take_due(Nanos now);
   static Open take(Shard& shard, std::uint64_t number);  // with its lock; it is there
   void gone(const Open& open);                           // with none

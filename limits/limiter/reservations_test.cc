@@ -117,7 +117,7 @@ TEST(Reservations, OneCallerHasItsPartOfThem) {
   reservations.give_room_back(other);
   for (int i = 0; i < 7; ++i) ASSERT_TRUE(reservations.keep_room());  // nobody's
   EXPECT_FALSE(reservations.keep_room(other));
-  reservations.settle(tickets[0], {}, settling.each());
+  reservations.settle(tickets[0], {}, settling.each(), 1);
   ASSERT_TRUE(reservations.keep_room(one));
   reservations.give_room_back(one);
   EXPECT_EQ(reservations.settle_due(kNow + kMinute, 10, settling.each()), 2u);
@@ -141,13 +141,28 @@ TEST(Reservations, WhatACallerLeasesIsKnownWhileItIsOpen) {
   EXPECT_EQ(reservations.leased(5, {2, 2}), 5u);
   EXPECT_EQ(reservations.leased(5, {3, 3}), 0u);
   EXPECT_EQ(reservations.leased(7, {1, 1}), 0u);
-  reservations.settle(first, {}, settling.each());
+  reservations.settle(first, {}, settling.each(), 5);
   EXPECT_EQ(reservations.leased(5, {1, 1}), 3u);
   EXPECT_EQ(reservations.leased(5, {2, 2}), 0u);
-  reservations.settle(second, {}, settling.each());
+  reservations.settle(second, {}, settling.each(), 5);
   EXPECT_EQ(reservations.leased(5, {1, 1}), 0u);
   reservations.settle_all(settling.each());
   EXPECT_EQ(reservations.leased(6, {1, 1}), 0u);
+}
+
+TEST(Reservations, AreSettledByTheirCallerOnly) {
+  Reservations reservations(10);
+  Settling settling;
+  for (std::uint64_t owner : {0, 7}) {
+    ASSERT_TRUE(reservations.keep_room({owner}));
+    const Ticket ticket = reservations.open({hold(1, 4)}, 4, kNow, kMinute, {owner});
+    for (std::uint64_t other : {8, owner == 0 ? 7 : 0}) {
+      EXPECT_FALSE(reservations.settle(ticket, {}, settling.each(), other).known);
+    }
+    EXPECT_TRUE(settling.holds.empty());
+    EXPECT_TRUE(reservations.settle(ticket, {}, settling.each(), owner).known);
+    settling.holds.clear();
+  }
 }
 
 TEST(Reservations, WhatTimesOutIsSettledAsHeld) {

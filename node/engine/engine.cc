@@ -248,8 +248,8 @@ Ticket Engine::reserve(const Request& request, Nanos wall, Nanos timeout, Decisi
   return limiter_->reserve(request, clock(wall), timeout, out, holder);
 }
 
-Settled Engine::settle(Ticket ticket, std::uint64_t actual, Nanos wall) {
-  return limiter_->settle(ticket, actual, clock(wall));
+Settled Engine::settle(Ticket ticket, std::uint64_t actual, Nanos wall, std::uint64_t caller) {
+  return limiter_->settle(ticket, actual, clock(wall), caller);
 }
 
 void Engine::reload(std::shared_ptr<PreparedRules> prepared) {

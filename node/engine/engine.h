@@ -150,7 +150,7 @@ class Engine {
   /// as a decision does.
   Ticket reserve(const Request& request, Nanos wall, Nanos timeout, Decision& out,
                  TicketHolder holder = {});
-  Settled settle(Ticket ticket, std::uint64_t actual, Nanos wall);
+  Settled settle(Ticket ticket, std::uint64_t actual, Nanos wall, std::uint64_t caller = 0);
   /// grant_lease(): a decision, and perhaps hits that the asker may spend. Waits as a decision
   /// does.
   Lease lease(const Request& request, const LeaseTerms& terms, Nanos wall, Decision& out);

@@ -355,14 +355,15 @@ void WorkerService::reserve(const Request& request, Nanos timeout, const Caller&
   });
 }
 
-void WorkerService::settle(std::string_view ticket, std::uint64_t hits, const Caller&,
+void WorkerService::settle(std::string_view ticket, std::uint64_t hits, const Caller& caller,
                            Done<SettleReply> done) {
   SettleReply reply;
   if (state_.stopping.load(std::memory_order_relaxed)) {
     reply.error = stopping();
     return done(reply);
   }
-  const Settled settled = engine_.settle(engine_.ticket_named(ticket), hits, wall_());
+  const Settled settled = engine_.settle(engine_.ticket_named(ticket), hits, wall_(),
+                                         engine_.caller_of(caller.address));
   reply.settled = settled.known;
   reply.reserved = settled.hits;
   reply.lapsed = settled.lapsed;
