@@ -7,7 +7,7 @@
 namespace weir {
 namespace {
 
-constexpr std::array<std::pair<ErrorKind, std::string_view>, 8> kNames = {{
+constexpr std::array<std::pair<ErrorKind, std::string_view>, 10> kNames = {{
     {ErrorKind::none, "none"},
     {ErrorKind::invalid, "invalid"},
     {ErrorKind::unavailable, "unavailable"},
@@ -16,6 +16,8 @@ constexpr std::array<std::pair<ErrorKind, std::string_view>, 8> kNames = {{
     {ErrorKind::unknown, "unknown"},
     {ErrorKind::closed, "closed"},
     {ErrorKind::unsupported, "unsupported"},
+    {ErrorKind::unauthenticated, "unauthenticated"},
+    {ErrorKind::forbidden, "forbidden"},
 }};
 
 }  // namespace

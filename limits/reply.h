@@ -23,6 +23,8 @@ enum class ErrorKind : std::uint8_t {
   unknown = 5,      ///< the answer was lost, or makes no sense; it may have been counted
   closed = 6,       ///< a rule with on_failure: closed cannot keep its promise now
   unsupported = 7,  ///< not counted: this is not done here
+  unauthenticated = 8,  ///< not counted: the caller may not, unless it shows who it is
+  forbidden = 9,        ///< not counted: the caller is known, and may not
 };
 
 std::string_view to_string(ErrorKind kind);

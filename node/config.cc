@@ -18,80 +18,20 @@
 #include <weir/limits/text/duration.h>
 #include <weir/limits/text/size.h>
 #include <weir/limits/text/utf8.h>
-#include <weir/limits/yaml/read_file.h>
 #include <weir/limits/yaml/reader.h>
 #include <weir/limits/yaml/tree.h>
+#include <weir/node/config_text.h>
 #include <weir/rpc/net/address.h>
 
 namespace weir::node {
 namespace {
 
-constexpr std::size_t kMaxFile = 1u << 20;
 constexpr std::size_t kMaxName = 64;
 constexpr std::size_t kMaxPath = 4096;
-constexpr std::size_t kMaxProblems = 1000;
 constexpr std::size_t kMaxCertificateName = 2048;
 constexpr std::string_view kPeers = "peers";
 
 using yaml::Value;
-
-/// Of ConfigError::expected.
-class ConfigWording final : public yaml::Wording {
- public:
-  std::string expected(std::string_view what) const override {
-    return fmt::format("expected {}", what);
-  }
-  std::string expected(std::string_view what, const yaml::Node& got) const override {
-    return fmt::format("expected {}, got {}", what, shown(got));
-  }
-  std::string a_map(yaml::Words fields) const override {
-    return fmt::format("a mapping with the fields {}", fmt::join(fields, ", "));
-  }
-  std::string_view a_key() const override { return "a field name"; }
-  std::string an_integer(bool, std::uint64_t low, std::uint64_t high) const override {
-    return fmt::format("an integer from {} to {}", low, high);
-  }
-  std::string not_one_of(yaml::Words words, const yaml::Node& got) const override {
-    return expected(fmt::format("one of {}", fmt::join(words, ", ")), got);
-  }
-  std::string unknown_field(std::string_view, yaml::Words known) const override {
-    return fmt::format("unknown field; expected one of {}", fmt::join(known, ", "));
-  }
-  std::string repeated(std::string_view kind, yaml::Position) const override {
-    return fmt::format("repeated {}; expected it once", kind);
-  }
-  std::string missing(std::string_view) const override { return "required field is missing"; }
-  std::string_view no_value() const override { return "expected a value, got nothing"; }
-
- private:
-  static std::string shown(const yaml::Node& node) {
-    if (node.tagged) return "one with a YAML tag";
-    switch (node.kind) {
-      case yaml::Node::Kind::null:
-        return "nothing";
-      case yaml::Node::Kind::list:
-        return "a list";
-      case yaml::Node::Kind::map:
-        return "a mapping";
-      case yaml::Node::Kind::scalar:
-        break;
-    }
-    return internal::quoted_text(node.text, '\'');
-  }
-};
-
-// A whole small file. False with the reason.
-bool read_file(const std::string& path, std::size_t max, std::string& out, std::string& reason) {
-  const int error = internal::read_file(path, max, out);
-  if (error == EISDIR) {
-    reason = "it is a directory";
-  } else if (error == EFBIG) {
-    reason = fmt::format("larger than {}", format_size(max));
-  } else if (error != 0) {
-    reason = std::strerror(error);
-  }
-  return error == 0;
-}
 
 /// What Field::required says here: which one it is stands in front.
 constexpr std::string_view kRequired = "it";
@@ -100,7 +40,7 @@ class Parser {
  public:
   Parser(const std::string& file, const yaml::Tree& tree, std::vector<yaml::Problem>& problems)
       : folder_(std::filesystem::path(file).parent_path()),
-        read_(tree, wording_, problems, kMaxProblems) {}
+        read_(tree, wording_, problems, kMaxConfigProblems) {}
 
   NodeConfig parse(const Value& root) {
     read_.mapping(
@@ -135,6 +75,7 @@ class Parser {
          {"log", [this](const Value& v) { return log(v); }},
          {"http", [this](const Value& v) { return http(v); }},
          {"home", [this](const Value& v) { return home(v); }},
+         {"access", [this](const Value& v) { return path(v, config_.access); }},
          {"tls", [this](const Value& v) { return tls(v); }}});
     check_weights();
     check_tls();
@@ -258,7 +199,7 @@ class Parser {
     std::string bytes;
     std::string reason;
     // Room for the line end that editors leave.
-    if (!read_file(file, kMaxSecret + 2, bytes, reason)) {
+    if (!read_small_file(file, kMaxSecret + 2, bytes, reason)) {
       return read_.fail(value, fmt::format("expected a readable file, but {}: {}", file, reason));
     }
     config_.secret_files.push_back(file);
@@ -632,34 +573,12 @@ bool parse_instant(std::string_view text, Nanos& out) {
 
 LoadedConfig parse_config(std::string_view text, const std::string& file) {
   LoadedConfig out;
-  const auto fail = [&](yaml::Position at, std::string expected) {
-    out.errors.push_back({file, at.line, at.column, "", std::move(expected)});
-    return out;
-  };
-  if (text.size() > kMaxFile) return fail({}, fmt::format("larger than {}", format_size(kMaxFile)));
-  yaml::Tree tree;
-  if (const auto flaw = yaml::parse(text, tree)) {
-    return fail(flaw->at, (flaw->is_syntax ? "not YAML: " : "expected ") + flaw->text);
-  }
-  const std::vector<std::uint32_t>& documents = tree.documents;
-  if (documents.empty() || tree.nodes[documents[0]].kind == yaml::Node::Kind::null) {
-    return fail({1, 1}, "expected a mapping, got an empty document");
-  }
-  if (documents.size() > 1) {
-    return fail(tree.nodes[documents[1]].at, "expected one document, got several");
-  }
-  std::vector<yaml::Problem> problems;
-  NodeConfig config = Parser(file, tree, problems).parse({documents[0], ""});
-  config.file = file;
-  if (problems.empty()) out.config = std::move(config);
-  for (yaml::Problem& problem : problems) {
-    out.errors.push_back({file, problem.at.line, problem.at.column, std::move(problem.path),
-                          std::move(problem.text)});
-  }
-  std::stable_sort(out.errors.begin(), out.errors.end(),
-                   [](const ConfigError& a, const ConfigError& b) {
-                     return std::pair(a.line, a.column) < std::pair(b.line, b.column);
-                   });
+  out.errors = read_config_text(text, file, [&](const yaml::Tree& tree, const Value& root,
+                                                std::vector<yaml::Problem>& problems) {
+    NodeConfig config = Parser(file, tree, problems).parse(root);
+    config.file = file;
+    if (problems.empty()) out.config = std::move(config);
+  });
   return out;
 }
 
@@ -722,7 +641,7 @@ std::vector<std::string> readable_secrets(const NodeConfig& config) {
 LoadedConfig load_config(const std::string& path) {
   std::string text;
   std::string reason;
-  if (!read_file(path, kMaxFile, text, reason)) {
+  if (!read_small_file(path, kMaxConfigFile, text, reason)) {
     LoadedConfig out;
     out.errors.push_back({path, 0, 0, "", reason});
     return out;

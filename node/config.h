@@ -106,6 +106,7 @@ struct NodeConfig {
   LogFormat log_format = LogFormat::json;
   HttpConfig http;
   HomeConfig home;
+  std::string access;  ///< the access file (access/access_file.h); empty: loopback alone may call
   std::map<std::string, TlsConfig, std::less<>> tls;  ///< of "peers" and of kFronts; others: none
   std::string file;                                   ///< where it was read from, for messages
   /// Added to what the wall clock says. For tests: `weir-node --clock-offset` sets it, no file

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include <weir/node/access/access.h>
+#include <weir/node/control/access_control.h>
 #include <weir/node/control/certificates.h>
 #include <weir/node/control/rules_control.h>
 #include <weir/node/control/rules_watch.h>
@@ -66,6 +68,8 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   std::unique_ptr<Coordinator> coordinator;
   rpc::Background background{loop};
   Certificates certificates;
+  Access access;
+  AccessControl access_control;
   std::unique_ptr<rpc::PeerNetwork> peers;
   std::unique_ptr<NodeReport> report;
   ClockWatch clocks;
@@ -97,6 +101,8 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
             std::move(loaded), [this](const RuleSet& set) { return unsuitable(set, config); }, out,
             wall_clock()),
         certificates(config, out, background),
+        access(&out),
+        access_control(config, access, out, background),
         clocks(config.max_skew, out),
         restart_not_before(no_restart_before) {
     if (config.threads == 0) config.threads = usable_cores();
@@ -135,6 +141,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     error = unsuitable(*control.rules(), config);
     if (!error.empty()) return false;
     if (error = certificates.error(); !error.empty()) return false;
+    if (error = access_control.error(); !error.empty()) return false;
     std::signal(SIGPIPE, SIG_IGN);
     std::signal(SIGXFSZ,
                 SIG_IGN);  // a file that may not grow is the store's failure, as a full disk
@@ -163,6 +170,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     for (const ListenConfig& listen : config.fronts) {
       log.info("listening", {{"front", listen.front}, {"address", listen.address}});
     }
+    warn_of_listeners(config, *access.table(), log);
     return true;
   }
 
@@ -238,14 +246,15 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     auto wall = [this] { return wall_clock(); };
     report = std::make_unique<NodeReport>(NodeReport::Sources{
         config, *engine, *coordinator, control, store.get(), peers.get(), clocks, wall,
-        config.threads, *loop.meter(), background, config.tls.empty() ? nullptr : &certificates});
+        config.threads, *loop.meter(), background, config.tls.empty() ? nullptr : &certificates, access,
+        access_control});
     answers.rules = [this](std::string_view known) { return control.answer(known); };
     answers.status = [this](std::function<void(std::string)> done) {
       Turn turn(loop.meter(), "status");
       report->status_json(std::move(done));
     };
-    shared = std::make_unique<Worker::Shared>(
-        Worker::Shared{config, loop, *engine, *coordinator, answers, wall, others, certificates});
+    shared = std::make_unique<Worker::Shared>(Worker::Shared{
+        config, loop, *engine, *coordinator, answers, wall, others, certificates, access});
     for (unsigned i = 0; i < config.threads; ++i) {
       workers.push_back(std::make_unique<Worker>(*shared));
     }
@@ -262,7 +271,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     if (place_of(listen.front) == FrontPlace::main_loop) {
       fronts.push_back(make_front(
           listen.front, {loop, config, nullptr, report.get(), [this] { return wall_clock(); },
-                         among, certificates.of(listen.front)}));
+                         among, certificates.of(listen.front), &access}));
       if (!fronts.back()->start(listen.address, rpc::Sharing::alone, error)) return false;
       listen.address = rpc::with_port(listen.address, fronts.back()->port());
       return true;
@@ -304,8 +313,10 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   }
 
   void reread() {
+    audit(log, "signal", "SIGHUP", "reread", "done");
     if (watch) watch->reread();
     certificates.reread();
+    access_control.reread();
   }
 
   /// Prepared beside the loop, in the order in which they were read.
@@ -325,10 +336,18 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   void bring_into_force(LoadedRules loaded, std::shared_ptr<PreparedRules> prepared) {
     if (stopping) return;
     Turn turn(loop.meter(), "reload");
+    const std::uint64_t reloads = control.status().reloads;
+    const std::uint64_t refusals = control.status().refused;
     control.take(std::move(loaded), wall_clock(), [&](const std::shared_ptr<const RuleSet>& rules) {
       engine->reload(std::move(prepared));
       coordinator->rules_changed(*rules);
     });
+    const RulesStatus& now = control.status();
+    if (now.reloads != reloads) {
+      audit(log, "file", config.rules, "rules", "done: version " + now.version);
+    } else if (now.refused != refusals) {
+      audit(log, "file", config.rules, "rules", "refused: " + now.last_error);
+    }
   }
 
   void pump() {
@@ -341,6 +360,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     }
     look_at_links();
     certificates.look(wall_clock());
+    access_control.look(wall_clock());
     loop.meter()->step("forward");
     coordinator->pump();
     if (engine->ready_for_more()) {

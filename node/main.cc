@@ -10,6 +10,7 @@
 #include <weir/limits/rules/rules_yaml.h>
 #include <weir/limits/text/strict_options.h>
 #include <weir/node/config.h>
+#include <weir/node/control/access_control.h>
 #include <weir/node/control/certificates.h>
 #include <weir/node/daemon.h>
 #include <weir/node/restart_backoff.h>
@@ -132,6 +133,9 @@ int main(int argc, char** argv) {
   if (const std::string why = unusable(*loaded.config, *rules.rules); !why.empty()) {
     fmt::print(stderr, "{}: {}\n", path, why);
     return kUsage;
+  }
+  if (const auto errors = weir::node::unusable_access(*loaded.config); !errors.empty()) {
+    return report(errors);
   }
   if (validate) {
     for (const std::string& file : weir::node::readable_secrets(*loaded.config)) {

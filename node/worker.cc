@@ -57,7 +57,7 @@ bool Worker::start_front(ListenConfig& listen, rpc::Sharing sharing, std::shared
   loop_->post([&] {
     auto front =
         make_front(listen.front, {*loop_, shared_.config, &state_->service, nullptr, shared_.wall,
-                                  among, shared_.certificates.of(listen.front)});
+                                  among, shared_.certificates.of(listen.front), &shared_.access});
     const bool listens = front->start(listen.address, sharing, error);
     if (listens) {
       listen.address = rpc::with_port(listen.address, front->port());

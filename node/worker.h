@@ -33,6 +33,7 @@ class Worker {
     std::function<Nanos()> wall;
     LogLimit& log;
     const Certificates& certificates;
+    Access& access;
   };
 
   explicit Worker(const Shared& shared);

@@ -27,6 +27,7 @@ namespace weir::laws {
 namespace {
 
 using node::WorkerService;
+using node::test::kAnyone;
 using node::test::ServiceNode;
 
 /// Reached only where a call is never answered.
@@ -196,12 +197,13 @@ class Rig {
         requests.push_back(kept.back()->request);
       }
     }
-    service.check(requests, sizes, {}, [this, &call](std::size_t part, std::span<Reply> replies) {
-      call.replies[part].assign(replies.begin(), replies.end());
-      ++call.told[part];
-      if (on_told) on_told(call, part);
-      ++answers_;
-    });
+    service.check(requests, sizes, kAnyone,
+                  [this, &call](std::size_t part, std::span<Reply> replies) {
+                    call.replies[part].assign(replies.begin(), replies.end());
+                    ++call.told[part];
+                    if (on_told) on_told(call, part);
+                    ++answers_;
+                  });
     call.waited = std::count(call.told.begin(), call.told.end(), 0) > 0;
   }
 

@@ -151,7 +151,7 @@ struct Repair {
 
 interface Service {
   check @0 (requests :List(CheckRequest)) -> (results :List(CheckResult));
-  status @1 () -> (json :Text);
+  status @1 () -> (json :Text, error :Text, errorKind :ErrorKind);
   reserve @2 (request :CheckRequest, timeoutNs :Int64) -> (result :CheckResult, ticket :Text);
   # `hits` of the request is the estimate. `ticket` is empty if nothing is held.
   settle @3 (ticket :Text, hits :UInt64) -> (result :SettleResult);
@@ -160,9 +160,13 @@ interface Service {
   # Decides the request and, if it can, holds up to `most` hits in all, which the client may spend on
   # its own within termNs from when it sent this. `ticket` is settled with what was used; it is empty
   # if there is no lease.
-  rules @5 (known :Text) -> (yaml :Text, version :Text, same :Bool);
+  rules @5 (known :Text) -> (yaml :Text, version :Text, same :Bool, error :Text,
+      errorKind :ErrorKind);
   # The rules in force (docs/rules.md): what a client's failure policy goes by. Where `known` is their
   # version, `same` is told in place of the text.
+  authenticate @6 (token :Text) -> (error :Text, errorKind :ErrorKind);
+  # Says by a bearer token who calls, for the rest of the connection. A client waits for the answer
+  # before it calls anything else.
 }
 
 struct CheckRequest {
@@ -190,6 +194,8 @@ enum ErrorKind {
   unknown @5;
   closed @6;
   unsupported @7;
+  unauthenticated @8;
+  forbidden @9;
 }
 
 struct Entry {

@@ -501,7 +501,7 @@ bool decode_bytes(std::span<const std::byte> bytes, crdt::Message& out, std::str
 }
 
 Error decode_error(schema::ErrorKind kind, capnp::Text::Reader detail) {
-  constexpr auto kMost = static_cast<std::uint16_t>(ErrorKind::unsupported);
+  constexpr auto kMost = static_cast<std::uint16_t>(ErrorKind::forbidden);
   const auto number = static_cast<std::uint16_t>(kind);
   const bool unclear = number > kMost || (number == 0 && detail.size() > 0);
   return {unclear ? ErrorKind::unknown : static_cast<ErrorKind>(number), copy(detail)};

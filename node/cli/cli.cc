@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iostream>
@@ -23,11 +24,13 @@
 #include <weir/limits/text/duration.h>
 #include <weir/limits/text/strict_options.h>
 #include <weir/limits/text/utf8.h>
+#include <weir/node/access/token.h>
 #include <weir/node/cli/certs.h>
 #include <weir/node/cli/replay.h>
 #include <weir/node/cli/replay_report.h>
 #include <weir/node/cli/status_view.h>
 #include <weir/node/cli/table.h>
+#include <weir/node/config_text.h>
 #include <weir/node/version.h>
 #include <weir/rpc/client/client.h>
 #include <weir/rpc/client/node_client.h>
@@ -272,6 +275,37 @@ void add_tls_options(CLI::App& command, TlsArguments& tls) {
       ->type_name("NAME");
 }
 
+// Tokens, of all commands that ask nodes
+
+struct TokenArguments {
+  std::string file;
+
+  /// False after an error was printed.
+  bool apply(rpc::NodeClientOptions& out) const {
+    if (file.empty()) {
+      // Where a token is not seen: on the command line everybody would.
+      if (const char* token = std::getenv("WEIR_TOKEN")) out.token = token;
+      return true;
+    }
+    std::string reason;
+    if (!read_small_file(file, kMaxToken + 2, out.token, reason)) {
+      fail(fmt::format("{}: {}", file, reason));
+      return false;
+    }
+    while (out.token.ends_with('\n') || out.token.ends_with('\r')) out.token.pop_back();
+    if (!out.token.empty()) return true;
+    fail(file + ": expected a token, got an empty file");
+    return false;
+  }
+};
+
+void add_token_option(CLI::App& command, TokenArguments& token) {
+  command
+      .add_option("--token-file", token.file,
+                  "File with a bearer token to show; WEIR_TOKEN if not given")
+      ->type_name("FILE");
+}
+
 // weir check, reserve and settle
 
 rpc::NodeClientOptions client_options(const std::string& address, Nanos timeout,
@@ -290,6 +324,7 @@ struct NodeArguments {
   std::string rules;
   bool json = false;
   TlsArguments tls;
+  TokenArguments token;
 
   std::string names() const { return fmt::format("{}", fmt::join(nodes, ",")); }
   /// False after an error was printed.
@@ -298,7 +333,7 @@ struct NodeArguments {
     out.rules_interval = 0;
     out.deadline = duration_of(timeout);
     out.connection.connect_timeout = out.deadline;
-    if (!tls.apply(out.connection)) return false;
+    if (!tls.apply(out.connection) || !token.apply(out.connection)) return false;
     if (rules.empty()) return true;
     out.rules = rules_from(rules);
     return out.rules != nullptr;
@@ -351,6 +386,7 @@ void add_node_options(CLI::App& command, NodeArguments& arguments) {
       ->capture_default_str();
   command.add_flag("--json", arguments.json, "Print JSON");
   add_tls_options(command, arguments.tls);
+  add_token_option(command, arguments.token);
 }
 
 void add_request_options(CLI::App& command, RequestArguments& arguments) {
@@ -607,6 +643,7 @@ struct StatusArguments {
   bool watch = false;
   bool json = false;
   TlsArguments tls;
+  TokenArguments token;
 };
 
 volatile std::sig_atomic_t interrupted = 0;
@@ -639,7 +676,7 @@ void sleep_unless_interrupted(Nanos length) {
 int run_status(const StatusArguments& arguments) {
   std::vector<std::unique_ptr<rpc::NodeClient>> clients;
   rpc::NodeClientOptions options;
-  if (!arguments.tls.apply(options)) return kError;
+  if (!arguments.tls.apply(options) || !arguments.token.apply(options)) return kError;
   for (const std::string& address : arguments.addresses) {
     clients.push_back(std::make_unique<rpc::NodeClient>(
         client_options(address, duration_of(arguments.timeout), options)));
@@ -683,6 +720,7 @@ void add_status(CLI::App& app, int& result) {
       ->capture_default_str();
   command->add_flag("--json", arguments->json, "Print JSON, one line each time");
   add_tls_options(*command, arguments->tls);
+  add_token_option(*command, arguments->token);
   command->footer(
       "Exits with 2 if a node did not answer.\n"
       "Example:\n  weir status --address 10.0.0.1:7401 --address 10.0.1.1:7401 --watch");
@@ -787,6 +825,27 @@ void add_certs(CLI::App& app, int& result) {
   command->add_option("--name", revoke->name, "The node or the client");
 }
 
+// weir token
+
+void add_token(CLI::App& app, int& result) {
+  auto name = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand(
+      "token", "Make a token: it comes to standard output, its line for the access file to\n"
+               "standard error");
+  command->add_option("--name", *name, "Whom it is for")->required()->type_name("NAME");
+  command->footer(
+      "Nothing but its hash is kept: who loses it makes another one.\n"
+      "Example:\n  weir token --name gateway > gateway.token");
+  command->callback([name, &result] {
+    const std::string token = make_token();
+    const nlohmann::json quoted = *name;  // YAML reads JSON's strings
+    complain(fmt::format("  - {{name: {}, hash: \"{}\", check: all}}\n", quoted.dump(),
+                         to_string(hash_token(token))));
+    print(token + "\n");
+    result = kOk;
+  });
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Quotas that hold across regions: try rules, ask nodes.", "weir"};
   app.set_version_flag("--version", std::string(kVersion));
@@ -800,6 +859,7 @@ int run(int argc, char** argv) {
   add_status(app, result);
   add_validate(app, result);
   add_certs(app, result);
+  add_token(app, result);
   strict_numbers(app);
   try {
     app.parse(argc, argv);

@@ -22,6 +22,7 @@ Made make_http(const FrontContext& context) {
   options.server.max_body = config.max_body;
   options.wall = context.wall;
   options.tls = context.tls;
+  options.access = context.access;
   return std::make_unique<HttpFront>(context.loop, *context.service, std::move(options),
                                      std::static_pointer_cast<ConnectionBudget>(context.shared));
 }
@@ -36,11 +37,11 @@ struct Kind {
 constexpr std::array kKinds = {
     Kind{"admin", FrontPlace::main_loop,
          [](const FrontContext& c) -> Made {
-           return std::make_unique<AdminFront>(c.loop, *c.operations, c.tls);
+           return std::make_unique<AdminFront>(c.loop, *c.operations, c.access, c.tls);
          }},
     Kind{"clients", FrontPlace::worker,
          [](const FrontContext& c) -> Made {
-           return std::make_unique<CapnpFront>(c.loop, *c.service, CapnpLimits{}, c.tls);
+           return std::make_unique<CapnpFront>(c.loop, *c.service, CapnpLimits{}, c.tls, c.access);
          }},
     Kind{"http", FrontPlace::worker, make_http},
 };

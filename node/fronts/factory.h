@@ -4,6 +4,7 @@
 #include <memory>
 #include <string_view>
 
+#include <weir/node/access/access.h>
 #include <weir/node/config.h>
 #include <weir/node/fronts/front.h>
 #include <weir/node/service/service.h>
@@ -22,6 +23,7 @@ struct FrontContext {
   /// What the fronts of one address share, on all workers: made by the first of them.
   std::shared_ptr<void>& shared;
   std::shared_ptr<rpc::TlsContext> tls = nullptr;  ///< null: plain
+  Access* access = nullptr;                        ///< null: nobody is known
 };
 
 enum class FrontPlace { worker, main_loop };

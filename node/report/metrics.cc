@@ -152,6 +152,20 @@ void add_tls(Page& page, const std::vector<TlsMetrics>& all) {
   }
 }
 
+void add_access(Page& page, const NodeMetrics& metrics) {
+  if (!metrics.denials.empty())
+    page.counter("weir_access_denied_total",
+                 "What callers asked for and may not, by front and reason.");
+  for (const DenialMetrics& one : metrics.denials) {
+    page.add({{"front", one.front}, {"reason", one.reason}}, one.count);
+  }
+  if (!metrics.access_current) return;
+  page.gauge("weir_access_current",
+             "1 if the access file was taken when it was read last, 0 if it was refused and an "
+             "older one stays in force.");
+  page.add({}, *metrics.access_current ? 1.0 : 0.0);
+}
+
 void add_storage(Page& page, const StorageMetrics& storage) {
   page.gauge("weir_storage_ok", "1 while the store is durable, 0 after it failed.");
   page.add({}, storage.ok ? 1.0 : 0.0);
@@ -334,6 +348,7 @@ std::string render_metrics(const NodeMetrics& metrics) {
 
   add_rules(page, metrics.rules);
   add_peers(page, metrics.peers);
+  add_access(page, metrics);
   if (!metrics.tls.empty()) add_tls(page, metrics.tls);
   if (metrics.storage) add_storage(page, *metrics.storage);
   if (metrics.home) add_home(page, *metrics.home);

@@ -119,6 +119,13 @@ struct TlsMetrics {
   std::vector<Certificate> certificates;
 };
 
+/// Callers that were told that they may not.
+struct DenialMetrics {
+  std::string front;
+  std::string reason;
+  std::uint64_t count = 0;
+};
+
 /// The rules in force, and what became of the file they are read from.
 struct RulesMetrics {
   std::string version;             ///< LoadedRules::version
@@ -148,7 +155,9 @@ struct NodeMetrics {
   RulesMetrics rules_file;
   std::vector<RuleMetrics> rules;
   std::vector<PeerMetrics> peers;
-  std::vector<TlsMetrics> tls;            ///< empty: none
+  std::vector<TlsMetrics> tls;  ///< empty: none
+  std::vector<DenialMetrics> denials;
+  std::optional<bool> access_current;  ///< the access file was taken when read last; none: no file
   std::optional<StorageMetrics> storage;  ///< none: in memory only
   std::optional<HomeMetrics> home;        ///< none: no rule has a home
   std::optional<EscrowMetrics> escrow;    ///< none: no rule has rights

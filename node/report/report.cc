@@ -304,6 +304,13 @@ NodeMetrics NodeReport::collect() {
   const UnmetCounters unmet = engine.limiter().unmet();
   out.unmet = {unmet.no_rule, unmet.unknown_domain};
   collect_peers(out, now);
+  for (std::size_t front = 0; front < kFronts.size(); ++front) {
+    for (std::size_t reason = 0; reason < kDenialReasons.size(); ++reason) {
+      out.denials.push_back({std::string(kFronts[front]), std::string(kDenialReasons[reason]),
+                             from_.access.denials(front, static_cast<DenialReason>(reason))});
+    }
+  }
+  if (!from_.config.access.empty()) out.access_current = from_.access_control.current();
   if (from_.certificates != nullptr) {
     for (const Certificates::Use& use : from_.certificates->uses()) {
       const rpc::TlsCounters& counted = use.counters;

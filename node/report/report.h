@@ -5,7 +5,9 @@
 #include <vector>
 
 #include <weir/crdt/time.h>
+#include <weir/node/access/access.h>
 #include <weir/node/config.h>
+#include <weir/node/control/access_control.h>
 #include <weir/node/control/certificates.h>
 #include <weir/node/control/rules_control.h>
 #include <weir/node/engine/engine.h>
@@ -38,6 +40,8 @@ class NodeReport final : public Operations {
     const rpc::TurnMeter& turns;                 ///< of the main loop
     rpc::Background& background;                 ///< of the main loop, too
     const Certificates* certificates = nullptr;  ///< null: no TLS
+    const Access& access;
+    const AccessControl& access_control;
   };
   explicit NodeReport(Sources sources);
 

@@ -14,17 +14,18 @@
 #include <weir/limits/lease.h>
 #include <weir/limits/reply.h>
 #include <weir/limits/request.h>
+#include <weir/node/access/caller.h>
 
 namespace weir::node {
 
-/// Who asks. Views are valid during the call that it is given to.
-struct Caller {
-  std::string_view address;  ///< where the connection comes from, without its port
+struct StatusReply {
+  Error error;  ///< not empty: it is not told
+  std::string json;
 };
 
 /// All that a front knows of its node: a protocol parses, calls this, and prints. What every answer
-/// has in common (stopping, shedding, other nodes that decide, waiting for the disk, on_failure) is
-/// said here once.
+/// has in common (access, stopping, shedding, other nodes that decide, waiting for the disk,
+/// on_failure) is said here once.
 ///
 /// A worker has a Service of its own. All calls come on that worker's loop, and every `done` is
 /// called there exactly once (check(): once a part): before the call returns where nothing waits,
@@ -57,7 +58,7 @@ class Service {
   /// The rules in force; `known` is the version that the caller has, or empty.
   virtual void rules(std::string_view known, const Caller& caller, Done<RulesReply> done) = 0;
   /// The node's status as JSON.
-  virtual void status(const Caller& caller, Done<std::string> done) = 0;
+  virtual void status(const Caller& caller, Done<StatusReply> done) = 0;
 };
 
 /// One of the things that make a node fit for work, or not.

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include <weir/node/access/caller.h>
 #include <weir/node/engine/engine.h>
 #include <weir/node/service/coordinator.h>
 #include <weir/node/service/worker_service.h>
@@ -25,6 +26,9 @@
 #include <weir/storage/store.h>
 
 namespace weir::node::test {
+
+/// A caller of no name, who may do all.
+inline const Caller kAnyone{.grant = &Grant::everything()};
 
 /// A disk that commits when it is told to, on the main thread.
 class ModelDisk final : public storage::Store {
@@ -304,13 +308,12 @@ inline std::vector<CallPtr<Replies>> check_parts_on(
         requests.push_back(kept.back()->request);
       }
     }
-    service.check(requests, sizes, {"127.0.0.1"},
-                  [calls](std::size_t part, std::span<Reply> replies) {
-                    Call<Replies>& call = *calls.at(part);
-                    call.answer.assign(replies.begin(), replies.end());
-                    call.on = std::this_thread::get_id();
-                    ++call.told;
-                  });
+    service.check(requests, sizes, kAnyone, [calls](std::size_t part, std::span<Reply> replies) {
+      Call<Replies>& call = *calls.at(part);
+      call.answer.assign(replies.begin(), replies.end());
+      call.on = std::this_thread::get_id();
+      ++call.told;
+    });
     for (const auto& call : calls) call->at_once = call->told > 0;
   });
   return calls;

@@ -4,11 +4,20 @@
 #include <optional>
 #include <utility>
 
+#include <weir/limits/text/utf8.h>
+#include <weir/node/access/access.h>
+
 namespace weir::node {
 namespace {
 
 Error stopping() {
   return {ErrorKind::unavailable, "stopping"};
+}
+
+/// What a caller did that may not. A domain may be anything: it is told whole to nobody.
+std::string checking(std::string_view domain) {
+  constexpr std::size_t kShown = 64;
+  return "check \"" + internal::printable(domain.substr(0, kShown)) + "\"";
 }
 
 /// The memory of a call of more requests is not kept for the next one.
@@ -79,9 +88,12 @@ std::unique_ptr<WorkerService::Pending> WorkerService::take(std::uint64_t number
   return std::move(pending_.extract(number).mapped());
 }
 
-/// It is not decided now, and why.
-bool WorkerService::refused(const Request& request, Nanos wall, Error& error) {
-  if (state_.stopping.load(std::memory_order_relaxed)) [[unlikely]] {
+/// It is not decided now, or not for this caller, and why.
+bool WorkerService::refused(const Request& request, const Caller& caller, Nanos wall,
+                            Error& error) {
+  if (!caller.may_check(request.domain)) [[unlikely]] {
+    error = deny(caller, checking(request.domain));
+  } else if (state_.stopping.load(std::memory_order_relaxed)) [[unlikely]] {
     error = stopping();
   } else if (engine_.overloaded(wall)) [[unlikely]] {
     error = engine_.shed(request, wall);
@@ -142,11 +154,11 @@ class WorkerService::Walk {
 };
 
 void WorkerService::check(std::span<const Request> requests, std::span<const std::size_t> parts,
-                          const Caller&, CheckDone done) {
+                          const Caller& caller, CheckDone done) {
   const Nanos wall = wall_();
   replies_.resize(requests.size());
   parts_ = parts.size();
-  const std::span<const Request> here = sort_out(requests, parts, wall);
+  const std::span<const Request> here = sort_out(requests, parts, caller, wall);
   if (decisions_.size() < here.size()) decisions_.resize(here.size());
   engine_.check(here, wall, std::span(decisions_.data(), here.size()));
   const bool all = here.size() == requests.size();
@@ -191,11 +203,12 @@ void WorkerService::tell_parts(std::span<const std::size_t> parts, CheckDone don
 /// Which of a call's requests are decided here: nearly always all, as they are. Others are refused,
 /// or go to the main loop.
 std::span<const Request> WorkerService::sort_out(std::span<const Request> requests,
-                                                 std::span<const std::size_t> parts, Nanos wall) {
+                                                 std::span<const std::size_t> parts,
+                                                 const Caller& caller, Nanos wall) {
   bool all = true;
   Walk walk(parts);
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    const bool not_now = refused(requests[i], wall, replies_[i].error);
+    const bool not_now = refused(requests[i], caller, wall, replies_[i].error);
     const bool away = !not_now && may_be_away(requests[i]);
     if (!not_now && !away) [[likely]] {
       if (!all) keep_here(requests[i], i);
@@ -323,9 +336,9 @@ std::function<void(Answer)> WorkerService::back(Done<Answer> done) {
 void WorkerService::reserve(const Request& request, Nanos timeout, const Caller& caller,
                             Done<ReserveReply> done) {
   const Nanos wall = wall_();
-  const TicketHolder holder{engine_.caller_of(caller.address)};
+  const TicketHolder holder{engine_.caller_of(caller.owner())};
   ReserveReply reply;
-  if (refused(request, wall, reply.decision.error)) return done(reply);
+  if (refused(request, caller, wall, reply.decision.error)) return done(reply);
   Decision decision;
   Ticket ticket;
   const bool away = may_be_away(request);
@@ -358,12 +371,16 @@ void WorkerService::reserve(const Request& request, Nanos timeout, const Caller&
 void WorkerService::settle(std::string_view ticket, std::uint64_t hits, const Caller& caller,
                            Done<SettleReply> done) {
   SettleReply reply;
+  if (!caller.may_check()) {
+    reply.error = deny(caller, "settle");
+    return done(reply);
+  }
   if (state_.stopping.load(std::memory_order_relaxed)) {
     reply.error = stopping();
     return done(reply);
   }
   const Settled settled = engine_.settle(engine_.ticket_named(ticket), hits, wall_(),
-                                         engine_.caller_of(caller.address));
+                                         engine_.caller_of(caller.owner()));
   reply.settled = settled.known;
   reply.reserved = settled.hits;
   reply.lapsed = settled.lapsed;
@@ -377,21 +394,39 @@ void WorkerService::settle(std::string_view ticket, std::uint64_t hits, const Ca
 
 void WorkerService::lease(const Request& request, const LeaseTerms& asked, const Caller& caller,
                           Done<LeaseReply> done) {
+  if (!caller.may_check(request.domain)) {
+    LeaseReply reply;
+    const Error error = deny(caller, checking(request.domain));
+    reply.decision.fail(error.kind, error.detail);
+    return done(reply);
+  }
   LeaseTerms terms = asked;
-  terms.caller = engine_.caller_of(caller.address);
+  terms.caller = engine_.caller_of(caller.owner());
   // Where no reload can come in between. One lease stands for many requests.
   to_main_.send([&main = coordinator_, item = rpc::item_of(request), terms,
                  tell_it = back(std::move(done))] { main.lease(item, terms, tell_it); });
 }
 
-void WorkerService::rules(std::string_view known, const Caller&, Done<RulesReply> done) {
+void WorkerService::rules(std::string_view known, const Caller& caller, Done<RulesReply> done) {
+  if (!caller.may_read()) {
+    RulesReply reply;
+    reply.error = deny(caller, "read the rules");
+    return done(reply);
+  }
   to_main_.send([&main = answers_, known = std::string(known), tell_it = back(std::move(done))] {
     tell_it(main.rules(known));
   });
 }
 
-void WorkerService::status(const Caller&, Done<std::string> done) {
-  to_main_.send([&main = answers_, tell_it = back(std::move(done))] { main.status(tell_it); });
+void WorkerService::status(const Caller& caller, Done<StatusReply> done) {
+  if (!caller.may_read()) {
+    StatusReply reply;
+    reply.error = deny(caller, "read the status");
+    return done(reply);
+  }
+  to_main_.send([&main = answers_, tell_it = back(std::move(done))] {
+    main.status([tell_it](std::string json) { tell_it({{}, std::move(json)}); });
+  });
 }
 
 }  // namespace weir::node

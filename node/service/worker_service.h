@@ -45,7 +45,7 @@ class WorkerService final : public Service, private rpc::Flushable {
   void lease(const Request& request, const LeaseTerms& asked, const Caller& caller,
              Done<LeaseReply> done) override;
   void rules(std::string_view known, const Caller& caller, Done<RulesReply> done) override;
-  void status(const Caller& caller, Done<std::string> done) override;
+  void status(const Caller& caller, Done<StatusReply> done) override;
 
  private:
   /// What waits here for the main loop, by numbers.
@@ -69,12 +69,13 @@ class WorkerService final : public Service, private rpc::Flushable {
   struct Crossing;
   class Walk;
 
-  bool refused(const Request& request, Nanos wall, Error& error);
+  bool refused(const Request& request, const Caller& caller, Nanos wall, Error& error);
   bool may_be_away(const Request& request);
   bool lacks_rights(const Decision& decision) const;
   const RuleSet* rules_of(const Decision& decision);
   std::span<const Request> sort_out(std::span<const Request> requests,
-                                    std::span<const std::size_t> parts, Nanos wall);
+                                    std::span<const std::size_t> parts, const Caller& caller,
+                                    Nanos wall);
   void keep_here(const Request& request, std::size_t index);
   void coordinator_decides(const Request& request, Place place);
   void finish(const Request& request, const Decision& decision, Reply& reply, Place place,

@@ -22,6 +22,7 @@ using test::call_on;
 using test::CallPtr;
 using test::check_on;
 using test::check_parts_on;
+using test::kAnyone;
 using test::Replies;
 using test::ServiceNode;
 using testing::ElementsAre;
@@ -95,12 +96,12 @@ class WorkerServiceTest : public testing::Test {
   CallPtr<ReserveReply> reserve(std::size_t by, const rpc::CheckItem& asked) {
     return call_on<ReserveReply>(worker(by), [&](WorkerService& service, auto done) {
       const rpc::AsRequest as(asked);
-      service.reserve(as.request, kMinute, {}, std::move(done));
+      service.reserve(as.request, kMinute, kAnyone, std::move(done));
     });
   }
   CallPtr<SettleReply> settle(std::size_t by, const std::string& ticket, std::uint64_t hits) {
     return call_on<SettleReply>(worker(by), [&](WorkerService& service, auto done) {
-      service.settle(ticket, hits, {}, std::move(done));
+      service.settle(ticket, hits, kAnyone, std::move(done));
     });
   }
 
@@ -167,7 +168,7 @@ TEST_F(WorkerServiceTest, WhatATurnDecidesWaitsForOneCommit) {
       const rpc::AsRequest as[] = {rpc::AsRequest(one), rpc::AsRequest(other), rpc::AsRequest(one)};
       const Request requests[] = {as[0].request, as[1].request, as[2].request};
       const std::size_t part = 3;
-      service.check(requests, {&part, 1}, {}, [call](std::size_t, std::span<Reply> replies) {
+      service.check(requests, {&part, 1}, kAnyone, [call](std::size_t, std::span<Reply> replies) {
         call->answer.assign(replies.begin(), replies.end());
         call->on = std::this_thread::get_id();
         ++call->told;
@@ -362,7 +363,7 @@ TEST_F(WorkerServiceTest, ANodeThatStopsDecidesNothing) {
   auto lease = call_on<LeaseReply>(worker(), [&](WorkerService& service, auto done) {
     const rpc::CheckItem asked = item("k");
     const rpc::AsRequest as(asked);
-    service.lease(as.request, {}, {}, std::move(done));
+    service.lease(as.request, {}, kAnyone, std::move(done));
   });
   ASSERT_TRUE(told(lease));
   EXPECT_EQ(text(lease->answer.decision), "unavailable: stopping");
@@ -499,7 +500,7 @@ TEST_F(HomeRulesTest, ReservationsAndLeasesOfOthersKeys) {
   auto lease = call_on<LeaseReply>(worker(), [&](WorkerService& service, auto done) {
     const rpc::CheckItem asked = item(key(false));
     const rpc::AsRequest as(asked);
-    service.lease(as.request, {5, kSecond, kSecond, 1}, {}, std::move(done));
+    service.lease(as.request, {5, kSecond, kSecond, 1}, kAnyone, std::move(done));
   });
   ASSERT_TRUE(node_->eventually([&] { return !node_->links.asked.empty(); }));
   node_->links.asked[0].done(answer("home", 9));
@@ -607,7 +608,7 @@ TEST_F(WorkerServiceTest, RulesAndStatusComeFromTheMainLoop) {
   };
   const auto rules = [&](const std::string& known) {
     auto call = call_on<RulesReply>(worker(1), [&](WorkerService& service, auto done) {
-      service.rules(std::string(known), {}, std::move(done));
+      service.rules(std::string(known), kAnyone, std::move(done));
     });
     EXPECT_TRUE(told(call, 1));
     return call->answer;
@@ -616,10 +617,82 @@ TEST_F(WorkerServiceTest, RulesAndStatusComeFromTheMainLoop) {
   EXPECT_EQ(rules("").yaml, "rules: []");
   EXPECT_TRUE(rules("v2").same);
   EXPECT_EQ(rules("v2").yaml, "");
-  auto status = call_on<std::string>(
-      worker(), [&](WorkerService& service, auto done) { service.status({}, std::move(done)); });
+  auto status = call_on<StatusReply>(worker(), [&](WorkerService& service, auto done) {
+    service.status(kAnyone, std::move(done));
+  });
   ASSERT_TRUE(told(status));
-  EXPECT_EQ(status->answer, "{}");
+  EXPECT_EQ(status->answer.json, "{}");
+}
+
+TEST_F(WorkerServiceTest, WhoMayNotIsTold) {
+  start({rule("r", 1000)});
+  node_->answers.status = [](std::function<void(std::string)> done) { done("{}"); };
+  Grant checker{.name = "checker", .proof = Proof::token, .check = {"other"}};
+  Grant reader{.name = "reader", .proof = Proof::token, .read = true};
+  const Caller nobody{.address = "192.0.2.1"};
+  const Caller other{.address = "192.0.2.1", .identity = "=checker", .grant = &checker};
+  const Caller reads{.address = "192.0.2.1", .identity = "=reader", .grant = &reader};
+  const std::pair<const Caller*, std::string> denied[] = {
+      {&nobody,
+       "unauthenticated: who shows neither a token nor a certificate may not check \"api\""},
+      {&other, "forbidden: checker may not check \"api\""},
+      {&reads, "forbidden: reader may not check \"api\""}};
+  rpc::CheckItem asked = item("k");
+  for (const auto& [caller, why] : denied) {
+    auto reserved = call_on<ReserveReply>(worker(), [&](WorkerService& service, auto done) {
+      rpc::AsRequest as(asked);
+      service.reserve(as.request, kMinute, *caller, std::move(done));
+    });
+    EXPECT_EQ(reserved->answer.decision.error.to_string(), why);
+    auto leased = call_on<LeaseReply>(worker(), [&](WorkerService& service, auto done) {
+      rpc::AsRequest as(asked);
+      service.lease(as.request, {}, *caller, std::move(done));
+    });
+    EXPECT_EQ(leased->answer.decision.error.to_string(), why);
+    std::string got;
+    call_on<ReserveReply>(worker(), [&](WorkerService& service, auto) {
+      rpc::AsRequest as(asked);
+      const std::size_t part = 1;
+      service.check(
+          {&as.request, 1}, {&part, 1}, *caller,
+          [&](std::size_t, std::span<Reply> replies) { got = replies[0].error.to_string(); });
+    });
+    EXPECT_EQ(got, why);
+  }
+  const auto status = [&](const Caller& caller) {
+    auto call = call_on<StatusReply>(worker(), [&](WorkerService& service, auto done) {
+      service.status(caller, std::move(done));
+    });
+    EXPECT_TRUE(told(call));
+    return call->answer.error.kind;
+  };
+  EXPECT_EQ(status(nobody), ErrorKind::unauthenticated);
+  EXPECT_EQ(status(other), ErrorKind::forbidden);
+  EXPECT_EQ(status(reads), ErrorKind::none);
+}
+
+TEST_F(WorkerServiceTest, ATicketIsItsCallers) {
+  start({rule("r", 1000)});
+  const Grant& all = Grant::everything();
+  const Caller owner{.address = "192.0.2.1", .identity = "=one", .grant = &all};
+  const Caller moved{.address = "192.0.2.7", .identity = "=one", .grant = &all};
+  const Caller other{.address = "192.0.2.1", .identity = "=two", .grant = &all};
+  const Caller nobody{.address = "192.0.2.1", .grant = &all};
+  auto held = call_on<ReserveReply>(worker(), [&](WorkerService& service, auto done) {
+    const rpc::CheckItem asked = item("k", 4);
+    rpc::AsRequest as(asked);
+    service.reserve(as.request, kMinute, owner, std::move(done));
+  });
+  const auto settled = [&](const Caller& caller) {
+    auto call = call_on<SettleReply>(worker(), [&](WorkerService& service, auto done) {
+      service.settle(held->answer.ticket, 3, caller, std::move(done));
+    });
+    EXPECT_TRUE(told(call));
+    return call->answer.settled;
+  };
+  EXPECT_FALSE(settled(other));
+  EXPECT_FALSE(settled(nobody));
+  EXPECT_TRUE(settled(moved));
 }
 
 TEST_F(WorkerServiceTest, LeasesAreHeldAndSettled) {
@@ -627,7 +700,7 @@ TEST_F(WorkerServiceTest, LeasesAreHeldAndSettled) {
   auto lease = call_on<LeaseReply>(worker(), [&](WorkerService& service, auto done) {
     const rpc::CheckItem asked = item("k");
     const rpc::AsRequest as(asked);
-    service.lease(as.request, {50, kSecond}, {}, std::move(done));
+    service.lease(as.request, {50, kSecond}, kAnyone, std::move(done));
   });
   ASSERT_TRUE(told(lease));
   EXPECT_EQ(lease->answer.hits, 50u);
@@ -658,18 +731,19 @@ TEST_F(WorkerServiceTest, AReplyNamesTheRulesThatDecidedIt) {
         const rpc::CheckItem asked = item(fmt::format("k{}", w));
         const rpc::AsRequest as(asked);
         const std::size_t part = 1;
-        service.check({&as.request, 1}, {&part, 1}, {}, [&](std::size_t, std::span<Reply> replies) {
-          bool good = replies[0].allowed && replies[0].statuses.size() == 3;
-          for (const Status& status : replies[0].statuses) {
-            const std::uint64_t base = status.rule[0] == 'a' ? 100'000 : 200'000;
-            good &= status.rule[0] == replies[0].statuses[0].rule[0];
-            good &= status.limit == base + static_cast<std::uint64_t>(status.rule[1] - '1');
-          }
-          // A thread that stood still while more rules were loaded than are kept says so.
-          good |= replies[0].error.kind == ErrorKind::unknown;
-          wrong += good ? 0 : 1;
-          ++told;
-        });
+        service.check(
+            {&as.request, 1}, {&part, 1}, kAnyone, [&](std::size_t, std::span<Reply> replies) {
+              bool good = replies[0].allowed && replies[0].statuses.size() == 3;
+              for (const Status& status : replies[0].statuses) {
+                const std::uint64_t base = status.rule[0] == 'a' ? 100'000 : 200'000;
+                good &= status.rule[0] == replies[0].statuses[0].rule[0];
+                good &= status.limit == base + static_cast<std::uint64_t>(status.rule[1] - '1');
+              }
+              // A thread that stood still while more rules were loaded than are kept says so.
+              good |= replies[0].error.kind == ErrorKind::unknown;
+              wrong += good ? 0 : 1;
+              ++told;
+            });
       });
     }
   }
@@ -700,7 +774,7 @@ TEST_F(HomeRulesTest, WhatAFrontGaveGoesWhereItCameFrom) {
     worker().run([&](WorkerService& service) {
       const rpc::AsRequest as(asked);
       const std::size_t part = 1;
-      service.check({&as.request, 1}, {&part, 1}, {},
+      service.check({&as.request, 1}, {&part, 1}, kAnyone,
                     [witness = std::make_unique<Witness>(gone)](std::size_t, std::span<Reply>) {});
     });
   };
@@ -713,7 +787,7 @@ TEST_F(HomeRulesTest, WhatAFrontGaveGoesWhereItCameFrom) {
   node_->commits_at_once = true;
   ask(item("k", 1, "commit"));
   worker().run([&](WorkerService& service) {
-    service.status({}, [witness = std::make_unique<Witness>(gone)](std::string&) {});
+    service.status(kAnyone, [witness = std::make_unique<Witness>(gone)](StatusReply&) {});
   });
   for (std::size_t count = 0; count < 4;) {
     rpc::test::turn(node_->loop, 1);
@@ -726,7 +800,7 @@ TEST_F(HomeRulesTest, WhatAFrontGaveGoesWhereItCameFrom) {
   node_->arrive();
   ASSERT_EQ(node_->links.asked.size(), 1u);
   worker().run([&](WorkerService& service) {
-    service.status({}, [witness = std::make_unique<Witness>(gone)](std::string&) {});
+    service.status(kAnyone, [witness = std::make_unique<Witness>(gone)](StatusReply&) {});
   });
   const std::thread::id there = worker().id();
   worker().stop();

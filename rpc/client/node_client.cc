@@ -277,6 +277,7 @@ struct RulesCall final : Single<RulesReply> {
   kj::Promise<void> send(schema::Service::Client& service) override {
     return service.rulesRequest().send().then(
         [this](capnp::Response<schema::Service::RulesResults>&& r) {
+          reply.error = decode_error(r.getErrorKind(), r.getError());
           reply.yaml = copy(r.getYaml());
         });
   }
@@ -327,7 +328,8 @@ class Core final : private kj::TaskSet::ErrorHandler {
 
   kj::Promise<void> dial();
   kj::Promise<kj::Own<UvStream>> secure(kj::Own<UvStream> stream);
-  kj::Promise<void> serve(kj::Own<UvStream> stream);
+  kj::Promise<void> introduce(kj::Own<UvStream> stream);
+  kj::Promise<void> serve();
   void went_down(const std::string& why);
 
   bool admit(const CallPtr& call);
@@ -415,7 +417,8 @@ kj::Promise<void> Core::dial() {
            return loop_.timer().timeoutAfter(
                limit, connected.then([this](kj::Own<UvStream>&& s) { return secure(kj::mv(s)); }));
          })
-      .then([this](kj::Own<UvStream>&& stream) { return serve(kj::mv(stream)); })
+      .then([this](kj::Own<UvStream>&& stream) { return introduce(kj::mv(stream)); })
+      .then([this] { return serve(); })
       .then(
           [this] {
             std::string why = connection_->stream().tls_failure();
@@ -442,9 +445,23 @@ kj::Promise<kj::Own<UvStream>> Core::secure(kj::Own<UvStream> stream) {
   return secured.then([stream = kj::mv(stream)]() mutable { return kj::mv(stream); });
 }
 
-kj::Promise<void> Core::serve(kj::Own<UvStream> stream) {
+/// Makes the connection, and says who asks.
+kj::Promise<void> Core::introduce(kj::Own<UvStream> stream) {
   connection_ = kj::heap<Connection>(loop_, kj::mv(stream), ConnectionLimits{});
   service_ = connection_->bootstrap().castAs<schema::Service>();
+  if (options_.token.empty()) return kj::READY_NOW;
+  auto request = KJ_ASSERT_NONNULL(service_).authenticateRequest();
+  request.setToken(text(options_.token));
+  auto known = request.send().then([](capnp::Response<schema::Service::AuthenticateResults>&& r) {
+    const Error error = decode_error(r.getErrorKind(), r.getError());
+    if (error.empty()) return;
+    kj::throwFatalException(kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__,
+                                          kj::heapString(error.to_string().c_str())));
+  });
+  return loop_.timer().timeoutAfter(options_.connect_timeout * kj::NANOSECONDS, kj::mv(known));
+}
+
+kj::Promise<void> Core::serve() {
   state_ = State::up;
   connected_ = true;
   up_since_ = Clock::now();
@@ -651,7 +668,8 @@ void Core::ask_status(StatusDone done) {
   auto shared = std::make_shared<StatusDone>(std::move(done));
   auto response = KJ_ASSERT_NONNULL(service_).statusRequest().send().then(
       [shared](capnp::Response<schema::Service::StatusResults>&& r) {
-        (*shared)(std::string(r.getJson().cStr(), r.getJson().size()), {});
+        (*shared)(std::string(r.getJson().cStr(), r.getJson().size()),
+                  decode_error(r.getErrorKind(), r.getError()));
       });
   auto late = loop_.timer().afterDelay(options_.status_deadline * kj::NANOSECONDS).then([shared] {
     (*shared)({}, out_of_time());

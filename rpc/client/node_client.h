@@ -36,6 +36,9 @@ struct NodeClientOptions {
   /// Whom the node's certificate is of, where TLS is on: a URI, a DNS name or a literal address.
   /// Empty: the address.
   std::string tls_name = {};
+  /// A bearer token, told to the node before anything else: who asks. Without TLS whoever sees the
+  /// connection sees it. Empty: none.
+  std::string token = {};
   std::size_t max_waiting = 65536;  ///< requests not yet answered; beyond, calls fail at once
 };
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <weir/rpc/net/output.h>
@@ -110,6 +111,9 @@ class ByteStream {
 
   /// No more output will come: once everything is sent the other side is told so. Reading goes on.
   virtual void end() = 0;
+
+  /// Names that TLS has verified the other side to have, once it has sent something; else none.
+  virtual std::vector<std::string> peer_names() const { return {}; }
 
   /// When bytes last arrived or went out, by StreamLoop::now(); at first, when it was made.
   virtual std::uint64_t last_activity() const = 0;

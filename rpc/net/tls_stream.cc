@@ -44,6 +44,9 @@ class TlsStream final : public ByteStream, private ByteStream::User, private Def
     end_wanted_ = true;
     flush();
   }
+  std::vector<std::string> peer_names() const override {
+    return session_->secured() ? session_->peer_names() : std::vector<std::string>();
+  }
   std::uint64_t last_activity() const override { return below_->last_activity(); }
 
  private:

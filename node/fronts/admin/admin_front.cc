@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <weir/node/fronts/http/http_headers.h>
 #include <weir/node/fronts/http/http_json.h>
 #include <weir/node/fronts/http/http_listener.h>
 #include <weir/node/fronts/http/http_server.h>
@@ -35,17 +36,25 @@ void answer_probe(HttpExchange& exchange, const std::vector<Condition>& conditio
   exchange.respond(200, kText, beside.empty() ? "ok\n" : "ok, but " + beside + "\n");
 }
 
+void respond_denied(HttpExchange& exchange, const Error& error) {
+  const unsigned status = http_status(error.kind);
+  respond_problem(exchange, status, status == 401 ? "Unauthorized" : "Forbidden", error.detail,
+                  status == 401 ? kChallenge : std::string_view());
+}
+
 }  // namespace
 
 struct AdminFront::Impl final : HttpServer::Handler {
   struct Endpoint {
     std::string_view path;
     std::string_view what;  // for the meter of the loop's turns
+    bool open;              // to those who may not read
     void (*answer)(Impl&, HttpExchange&);
   };
   static const std::array<Endpoint, 4> kEndpoints;
 
-  Impl(rpc::EventLoop& on, Operations& node, std::shared_ptr<rpc::TlsContext> tls);
+  Impl(rpc::EventLoop& on, Operations& node, Access* access,
+       std::shared_ptr<rpc::TlsContext> tls);
 
   void handle(std::span<HttpExchange* const> batch) override {
     for (HttpExchange* exchange : batch) answer(*exchange);
@@ -63,8 +72,10 @@ struct AdminFront::Impl final : HttpServer::Handler {
 
 namespace {
 
-HttpServerOptions options() {
+HttpServerOptions options(Access* access) {
   HttpServerOptions out;
+  out.access = access;
+  out.front = "admin";
   out.max_body = 1024;
   // Answers are large: one at a time.
   out.max_batch = 1;
@@ -75,28 +86,29 @@ HttpServerOptions options() {
 
 /// One line an endpoint.
 constexpr std::array<AdminFront::Impl::Endpoint, 4> AdminFront::Impl::kEndpoints = {{
-    {"/v1/status", "status",
+    {"/v1/status", "status", false,
      [](Impl& front, HttpExchange& exchange) {
        front.operations.status_json(front.responder(exchange, "status", kJson));
      }},
-    {"/metrics", "metrics",
+    {"/metrics", "metrics", false,
      [](Impl& front, HttpExchange& exchange) {
        front.operations.metrics(front.responder(exchange, "metrics", kMetrics));
      }},
-    {"/healthz", "probe",
+    {"/healthz", "probe", true,
      [](Impl& front, HttpExchange& exchange) {
        answer_probe(exchange, front.operations.conditions(), &Condition::alive, "Not healthy");
      }},
-    {"/readyz", "probe",
+    {"/readyz", "probe", true,
      [](Impl& front, HttpExchange& exchange) {
        answer_probe(exchange, front.operations.conditions(), &Condition::ready, "Not ready");
      }},
 }};
 
-AdminFront::Impl::Impl(rpc::EventLoop& on, Operations& node, std::shared_ptr<rpc::TlsContext> tls)
+AdminFront::Impl::Impl(rpc::EventLoop& on, Operations& node, Access* access,
+                       std::shared_ptr<rpc::TlsContext> tls)
     : loop(on),
       operations(node),
-      listener(on, options(), *this, std::make_shared<ConnectionBudget>(kMaxConnections),
+      listener(on, options(access), *this, std::make_shared<ConnectionBudget>(kMaxConnections),
                std::move(tls)) {}
 
 void AdminFront::Impl::answer(HttpExchange& exchange) {
@@ -109,6 +121,9 @@ void AdminFront::Impl::answer(HttpExchange& exchange) {
   if (exchange.method() != "GET" && exchange.method() != "HEAD") {
     return respond_problem(exchange, 405, "Method not allowed", "Expected GET, HEAD.",
                            "Allow: GET, HEAD\r\n");
+  }
+  if (!endpoint->open && !exchange.caller().may_read()) {
+    return respond_denied(exchange, deny(exchange.caller(), "read the " + std::string(endpoint->what)));
   }
   rpc::TurnMeter::Scope turn(loop.meter(), endpoint->what);
   endpoint->answer(*this, exchange);
@@ -125,9 +140,9 @@ Operations::Text AdminFront::Impl::responder(const HttpExchange& exchange, std::
   };
 }
 
-AdminFront::AdminFront(rpc::EventLoop& loop, Operations& operations,
+AdminFront::AdminFront(rpc::EventLoop& loop, Operations& operations, Access* access,
                        std::shared_ptr<rpc::TlsContext> tls)
-    : impl_(std::make_unique<Impl>(loop, operations, std::move(tls))) {}
+    : impl_(std::make_unique<Impl>(loop, operations, access, std::move(tls))) {}
 
 AdminFront::~AdminFront() = default;
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include <weir/node/access/access.h>
 #include <weir/node/fronts/front.h>
 #include <weir/node/service/service.h>
 #include <weir/rpc/net/event_loop.h>
@@ -16,8 +17,9 @@ namespace weir::node {
 /// on the main loop. For its thread only; the loop and the operations outlive it.
 class AdminFront final : public Front {
  public:
-  /// Speaks TLS if there is a context.
-  AdminFront(rpc::EventLoop& loop, Operations& operations,
+  /// Status and metrics are for those who may read (null: for nobody), probes are for all. Speaks
+  /// TLS if there is a context.
+  AdminFront(rpc::EventLoop& loop, Operations& operations, Access* access,
              std::shared_ptr<rpc::TlsContext> tls = nullptr);
   ~AdminFront() override;
 

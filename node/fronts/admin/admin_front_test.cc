@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <weir/node/access/access_file.h>
 #include <weir/rpc/net/test_util.h>
 
 namespace weir::node {
@@ -57,8 +58,23 @@ class AdminFrontTest : public testing::Test {
 
   rpc::EventLoop loop_;
   Node node_;
-  AdminFront front_{loop_, node_};
+  Access access_;
+  AdminFront front_{loop_, node_, &access_};
 };
+
+TEST_F(AdminFrontTest, StatusAndMetricsAreForThoseWhoMayRead) {
+  access_.replace(
+      parse_access("anonymous: [{from: [127.0.0.0/8], check: all}]", "access").table);
+  for (const char* path : {"/v1/status", "/metrics"}) {
+    const std::string answer = ask(std::string("GET ") + path);
+    EXPECT_NE(answer.find("HTTP/1.1 401 Unauthorized"), answer.npos) << answer;
+    EXPECT_NE(answer.find("WWW-Authenticate: Bearer\r\n"), answer.npos) << answer;
+  }
+  for (const char* path : {"/healthz", "/readyz"}) {
+    EXPECT_NE(ask(std::string("GET ") + path).find("HTTP/1.1 200"), std::string::npos);
+  }
+  EXPECT_EQ(access_.denials(0, DenialReason::anonymous), 2u);
+}
 
 TEST_F(AdminFrontTest, AnswersOperators) {
   EXPECT_NE(ask("GET /v1/status").find("{\"region\":\"eu\"}"), std::string::npos);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <weir/limits/limiter.h>
+#include <weir/node/access/session.h>
 #include <weir/rpc/check.h>
 #include <weir/rpc/net/connection.h>
 #include <weir/rpc/net/listener.h>
@@ -213,10 +214,19 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
 
   /// One client's connection. Its capability, and calls in flight, hold references.
   struct Client : kj::Refcounted {
-    explicit Client(Impl& s) : front(&s) {}
+    Client(Impl& s, const rpc::Address& from) : front(&s), session(s.access, "clients", from) {}
+    /// Who asks.
+    const Caller& caller() {
+      if (!std::exchange(certificate_asked, true)) {
+        const rpc::TlsSession* tls = connection->stream().tls();
+        if (tls != nullptr && tls->secured()) session.shows_certificate(tls->peer_names());
+      }
+      return session.caller();
+    }
     Impl* front;  // null once the connection is over
     kj::Own<rpc::Connection> connection;
-    std::string address;
+    Session session;
+    bool certificate_asked = false;
     bool left = false;  // it was told to go
     std::size_t in_flight = 0;
     kj::Maybe<kj::Own<Checks>> checks;
@@ -266,13 +276,14 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
     kj::Promise<void> lease(LeaseContext context) override;
     kj::Promise<void> rules(RulesContext context) override;
     kj::Promise<void> status(StatusContext context) override;
+    kj::Promise<void> authenticate(AuthenticateContext context) override;
 
    private:
     Impl& expect_room(std::size_t requests);
     void take(std::size_t bytes);
     template <typename Start, typename Write>
     kj::Promise<void> answer(std::size_t bytes, Start start, Write write);
-    Caller caller() const { return {client_->address}; }
+    const Caller& caller() { return client_->caller(); }
     kj::Own<Client> client_;
   };
 
@@ -302,9 +313,11 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
     std::vector<std::size_t> sizes_;
   };
 
-  Impl(rpc::EventLoop& l, Service& s, CapnpLimits x, std::shared_ptr<rpc::TlsContext> context)
+  Impl(rpc::EventLoop& l, Service& s, CapnpLimits x, std::shared_ptr<rpc::TlsContext> context,
+       Access* who)
       : loop(l),
         service(s),
+        access(who),
         limits(x),
         tls(std::move(context)),
         budget(std::make_shared<rpc::ReadBudget>(x.read_bytes)),
@@ -332,6 +345,7 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
 
   rpc::EventLoop& loop;
   Service& service;
+  Access* access;
   CapnpLimits limits;
   std::shared_ptr<rpc::TlsContext> tls;
   CapnpCounters counters;
@@ -510,6 +524,11 @@ kj::Promise<void> CapnpFront::Impl::ServiceImpl::rules(RulesContext context) {
       kBytesPerRequest,
       [&](auto done) { front.service.rules(view(known), caller(), std::move(done)); },
       [context](RulesReply& reply) mutable {
+        if (reply.error.kind == ErrorKind::unauthenticated ||
+            reply.error.kind == ErrorKind::forbidden) {
+          context.getResults().setError(reply.error.detail.c_str());
+          return context.getResults().setErrorKind(rpc::encode_kind(reply.error.kind));
+        }
         if (!reply.error.empty()) {
           kj::throwFatalException(KJ_EXCEPTION(UNIMPLEMENTED, reply.error.detail.c_str()));
         }
@@ -528,7 +547,22 @@ kj::Promise<void> CapnpFront::Impl::ServiceImpl::status(StatusContext context) {
   Impl& front = expect_room(0);
   return answer(
       kBytesPerRequest, [&](auto done) { front.service.status(caller(), std::move(done)); },
-      [context](std::string& json) mutable { context.getResults().setJson(json.c_str()); });
+      [context](StatusReply& reply) mutable {
+        auto results = context.getResults();
+        results.setJson(reply.json.c_str());
+        results.setError(reply.error.detail.c_str());
+        results.setErrorKind(rpc::encode_kind(reply.error.kind));
+      });
+}
+
+kj::Promise<void> CapnpFront::Impl::ServiceImpl::authenticate(AuthenticateContext context) {
+  expect_room(0);
+  client_->caller();  // the certificate comes first, and the token counts instead
+  if (client_->session.shows_token(view(context.getParams().getToken()))) return kj::READY_NOW;
+  const Error error = deny(client_->session.caller(), "authenticate");
+  context.getResults().setError(error.detail.c_str());
+  context.getResults().setErrorKind(rpc::encode_kind(error.kind));
+  return kj::READY_NOW;
 }
 
 /// Throws why no further call can be served; counts one that is.
@@ -595,7 +629,7 @@ void CapnpFront::Impl::Checks::calls_end() {
   for (const Call& call : calls) sizes_.push_back(call.requests.good());
   state->calls = std::move(calls);
   std::size_t waiting = state->calls.size();
-  front.service.check(batch_.requests(), sizes_, {client_.address},
+  front.service.check(batch_.requests(), sizes_, client_.caller(),
                       [this, state, &waiting](std::size_t index, std::span<Reply> replies) {
                         if (state->returned) {
                           // With its client went what `this` is part of.
@@ -630,8 +664,7 @@ void CapnpFront::Impl::Checks::answer(const Call& call, std::span<const Reply> r
 void CapnpFront::Impl::accept(kj::Own<rpc::UvStream> stream, const rpc::Address& from) {
   rpc::ConnectionLimits framing;
   framing.framing.message_words = limits.message_bytes / sizeof(capnp::word);
-  auto client = kj::refcounted<Client>(*this);
-  client->address = rpc::host_of(from);
+  auto client = kj::refcounted<Client>(*this, from);
   if (tls != nullptr) stream->start_tls(rpc::TlsSession::server(tls, rpc::to_string(from)));
   client->connection = kj::heap<rpc::Connection>(
       loop, kj::mv(stream), kj::heap<ServiceImpl>(kj::addRef(*client)), framing, budget);
@@ -691,8 +724,8 @@ kj::Promise<void> CapnpFront::Impl::let_go() {
 }
 
 CapnpFront::CapnpFront(rpc::EventLoop& loop, Service& service, CapnpLimits limits,
-                       std::shared_ptr<rpc::TlsContext> tls)
-    : impl_(std::make_unique<Impl>(loop, service, limits, std::move(tls))) {}
+                       std::shared_ptr<rpc::TlsContext> tls, Access* access)
+    : impl_(std::make_unique<Impl>(loop, service, limits, std::move(tls), access)) {}
 
 CapnpFront::~CapnpFront() = default;
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include <weir/crdt/time.h>
+#include <weir/node/access/access.h>
 #include <weir/node/fronts/front.h>
 #include <weir/node/service/service.h>
 #include <weir/rpc/net/event_loop.h>
@@ -35,15 +36,14 @@ struct CapnpCounters {
 
 /// Serves clients over Cap'n Proto RPC (interface Service of rpc/weir.capnp; rpc/client/). Clients
 /// are not trusted: whatever they send, the node stays up, and every connection's memory is
-/// bounded. Without TLS that asks for certificates they are not authenticated either: then it
-/// belongs on loopback or a private network.
+/// bounded. Who they are says a Session: by where they come from, their certificate, or a token.
 ///
 /// For the loop's thread only. The loop and the service outlive it.
 class CapnpFront final : public Front {
  public:
-  /// Speaks TLS if there is a context.
+  /// Speaks TLS if there is a context. `access`: null: nobody is known.
   CapnpFront(rpc::EventLoop& loop, Service& service, CapnpLimits limits = {},
-             std::shared_ptr<rpc::TlsContext> tls = nullptr);
+             std::shared_ptr<rpc::TlsContext> tls = nullptr, Access* access = nullptr);
   ~CapnpFront() override;
   CapnpFront(const CapnpFront&) = delete;
   CapnpFront& operator=(const CapnpFront&) = delete;

@@ -506,7 +506,7 @@ TEST_F(HostileTest, CallsThatTakeNoRoomAreNotDecidedAllAtOnce) {
     void settle(std::string_view, std::uint64_t, const Caller&, Done<SettleReply>) override {}
     void lease(const weir::Request&, const LeaseTerms&, const Caller&, Done<LeaseReply>) override {}
     void rules(std::string_view, const Caller&, Done<RulesReply>) override {}
-    void status(const Caller&, Done<std::string>) override {}
+    void status(const Caller&, Done<StatusReply>) override {}
     std::size_t most = 0;
     std::size_t all = 0;
   } sized;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <thread>
 
+#include <weir/node/access/access_file.h>
 #include <weir/node/fronts/capnp/capnp_front.h>
 #include <weir/node/fronts/capnp/test_service.h>
 #include <weir/rpc/net/test_util.h>
@@ -84,13 +85,14 @@ class Handler : public node::test::ServiceHandler {
 class ServerThread {
  public:
   explicit ServerThread(std::uint16_t port = 0, node::CapnpLimits limits = {},
-                        std::shared_ptr<TlsContext> tls = nullptr) {
+                        std::shared_ptr<TlsContext> tls = nullptr,
+                        node::Access* access = nullptr) {
     std::promise<void> ready;
-    thread_ = std::thread([&, port, limits] {
+    thread_ = std::thread([&, port, limits, access] {
       EventLoop loop;
       Handler handler(loop);
       node::test::TestService service(handler);
-      node::CapnpFront server(loop, service, limits, tls);
+      node::CapnpFront server(loop, service, limits, tls, access);
       std::string error;
       EXPECT_TRUE(server.start("127.0.0.1:" + std::to_string(port), Sharing::alone, error))
           << error;
@@ -265,6 +267,28 @@ TEST(Client, StatusAndItsErrors) {
   NodeClient waiting(options);
   EXPECT_EQ(waiting.status(&error), "");
   EXPECT_EQ(error.kind, ErrorKind::deadline);
+}
+
+TEST(Client, ShowsItsTokenBeforeAnythingElse) {
+  const std::string token = node::make_token();
+  node::Access access;
+  access.replace(node::parse_access("tokens: [{name: gate, hash: '" +
+                                        node::to_string(node::hash_token(token)) +
+                                        "', check: all}]",
+                                    "access")
+                     .table);
+  ServerThread server(0, {}, nullptr, &access);
+  NodeClientOptions options;
+  options.address = server.address();
+  options.deadline = options.status_deadline = 5 * kSecond;
+  options.token = token;
+  NodeClient known(options);
+  EXPECT_EQ(known.check(item(1)).error.to_string(), "");
+  options.token += "x";
+  NodeClient unknown(options);
+  EXPECT_EQ(unknown.check(item(1)).error.to_string(),
+            "unavailable: unauthenticated: the token is not known");
+  EXPECT_GE(access.denials(1, node::DenialReason::unknown), 1u);
 }
 
 TEST(Client, ConcurrentCallersShareMessages) {

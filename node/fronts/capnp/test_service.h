@@ -73,9 +73,9 @@ class TestService final : public Service {
     reply.yaml = handler_.rules_yaml();
     done(reply);
   }
-  void status(const Caller&, Done<std::string> done) override {
-    std::string json = handler_.status_json();
-    done(json);
+  void status(const Caller&, Done<StatusReply> done) override {
+    StatusReply reply{{}, handler_.status_json()};
+    done(reply);
   }
 
  private:

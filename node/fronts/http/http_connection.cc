@@ -18,6 +18,12 @@ HttpConnection::~HttpConnection() {
   server_.loop.forget(*this);
 }
 
+Session& HttpConnection::session() {
+  // Known once something has arrived.
+  if (!std::exchange(certificate_asked_, true)) session_.shows_certificate(stream_->peer_names());
+  return session_;
+}
+
 void HttpConnection::start(Connections::iterator at, Connections& list) {
   at_ = at;
   list_ = &list;

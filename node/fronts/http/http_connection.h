@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include <weir/node/access/session.h>
 #include <weir/node/fronts/http/http_server.h>
 
 namespace weir::node {
@@ -23,6 +24,8 @@ inline constexpr std::string_view kHttpProblemType = "application/problem+json";
 
 /// The reason phrase of a status.
 std::string_view http_reason(unsigned status);
+/// Those names, and Authorization behind them.
+std::vector<std::string> with_authorization(std::vector<std::string> names);
 /// The status line.
 void append_http_status(rpc::Output& out, unsigned status);
 
@@ -55,6 +58,7 @@ struct HttpServer::Impl final : rpc::Deferred {
 
   rpc::StreamLoop& loop;
   const HttpServerOptions options;
+  const std::size_t authorization;  // of the names
   const HttpNames names;
   Handler& handler;
   const std::shared_ptr<ConnectionBudget> budget;
@@ -91,7 +95,7 @@ class HttpConnection final : public rpc::ByteStream::User, public rpc::Deferred 
   using Server = HttpServer::Impl;
 
   HttpConnection(Server& server, std::unique_ptr<rpc::ByteStream> stream, const rpc::Address& peer)
-      : server_(server), stream_(std::move(stream)), host_(rpc::host_of(peer)), decoder_(0) {}
+      : server_(server), stream_(std::move(stream)), session_(server.options.access, server.options.front, peer), decoder_(0) {}
   ~HttpConnection();
 
   void on_data(std::span<char> bytes) override;
@@ -112,7 +116,8 @@ class HttpConnection final : public rpc::ByteStream::User, public rpc::Deferred 
                    bool old);
   rpc::Output& out() { return stream_->out(); }
   Server& server() { return server_; }
-  std::string_view host() const { return host_; }
+  std::string_view host() const { return session_.address(); }
+  Session& session();
   void end_writing() { writing_ = false; }
 
   Milliseconds since() const { return since_; }  // of its place in a list
@@ -143,7 +148,8 @@ class HttpConnection final : public rpc::ByteStream::User, public rpc::Deferred 
 
   Server& server_;
   std::unique_ptr<rpc::ByteStream> stream_;  // null: closed
-  const std::string host_;                   // of the other side
+  Session session_;
+  bool certificate_asked_ = false;
   Connections* list_ = nullptr;
   Connections::iterator at_;
   std::list<HttpConnection*>::iterator head_at_;

@@ -9,6 +9,9 @@
 namespace weir::node {
 namespace {
 
+/// An Authorization field that proves nothing.
+constexpr std::string_view kTwoTokens = "Bearer ";
+
 bool has_body(unsigned status) {
   return status >= 200 && status != 204 && status != 304;
 }
@@ -89,6 +92,16 @@ void append_http_status(rpc::Output& out, unsigned status) {
 
 std::string_view HttpExchange::host() const {
   return connection_->host();
+}
+
+std::string_view HttpExchange::authorization() const {
+  const std::size_t at = connection_->server().authorization;
+  // Of two, either may be what somebody between has checked.
+  return repeated(at) ? kTwoTokens : header(at);
+}
+
+const Caller& HttpExchange::caller() const {
+  return connection_->session().with_authorization(authorization());
 }
 
 // What it sees in `from` is at `to` now.

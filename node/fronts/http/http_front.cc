@@ -40,7 +40,10 @@ void respond_problem(HttpExchange& exchange, const BodyError& error) {
   exchange.finish();
 }
 
-HttpServerOptions with_headers(HttpServerOptions options) {
+HttpServerOptions server_options(const HttpFrontOptions& front) {
+  HttpServerOptions options = front.server;
+  options.access = front.access;
+  options.front = "http";
   options.headers = {"content-type", "prefer"};
   return options;
 }
@@ -60,12 +63,12 @@ struct HttpFront::Impl final : HttpServer::Handler {
        std::shared_ptr<ConnectionBudget> budget)
       : service(s),
         options(std::move(o)),
-        listener(loop, with_headers(options.server), *this, std::move(budget), options.tls) {}
+        listener(loop, server_options(options), *this, std::move(budget), options.tls) {}
 
   void handle(std::span<HttpExchange* const> batch) override;
   bool refuse(HttpExchange& exchange, Route route);
   void gather(HttpExchange& exchange, Route route);
-  void decide(std::string_view from);
+  void decide(const HttpExchange* asked);
   void answer(HttpExchange& exchange, const Part& part, std::span<const Reply> replies);
   void answer(HttpExchange& exchange, const Reply& reply, bool minimal);
   void reserve(HttpExchange& exchange);
@@ -83,18 +86,21 @@ struct HttpFront::Impl final : HttpServer::Handler {
 void HttpFront::Impl::handle(std::span<HttpExchange* const> batch) {
   reader.clear();
   parts.clear();
-  const std::string_view from = batch.front()->host();
+  const HttpExchange* last = nullptr;  // of those that were gathered and wait for decide()
   for (HttpExchange* exchange : batch) {
     const Route route = route_of(*exchange);
     if (refuse(*exchange, route)) continue;
     if (route == Route::check || route == Route::checks) {
+      // They are one caller's: a proxy may send several on one connection.
+      if (last != nullptr && last->authorization() != exchange->authorization()) decide(last);
       gather(*exchange, route);
+      last = parts.empty() ? nullptr : parts.back().exchange;
       continue;
     }
-    decide(from);
+    decide(std::exchange(last, nullptr));
     route == Route::reserve ? reserve(*exchange) : settle(*exchange);
   }
-  decide(from);
+  decide(last);
 }
 
 /// Answers what is no request to an endpoint; true if it did.
@@ -128,7 +134,7 @@ void HttpFront::Impl::gather(HttpExchange& exchange, Route route) {
 
 /// Has what was gathered decided. Mostly that is done at once, and the exchanges are where they
 /// were; those of which something waits are found again by their ids.
-void HttpFront::Impl::decide(std::string_view from) {
+void HttpFront::Impl::decide(const HttpExchange* asked) {
   if (parts.empty()) return;
   struct State {
     bool returned = false;
@@ -139,7 +145,7 @@ void HttpFront::Impl::decide(std::string_view from) {
   for (const Part& part : parts) sizes.push_back(part.count);
   state->parts.swap(parts);
   service.check(
-      reader.requests(), sizes, {from}, [this, state](std::size_t index, std::span<Reply> replies) {
+      reader.requests(), sizes, asked->caller(), [this, state](std::size_t index, std::span<Reply> replies) {
         const Part& part = state->parts[index];
         HttpExchange* exchange = state->returned ? listener.server().find(part.id) : part.exchange;
         if (exchange != nullptr) answer(*exchange, part, replies);
@@ -174,7 +180,7 @@ void HttpFront::Impl::answer(HttpExchange& exchange, const Reply& reply, bool mi
 void HttpFront::Impl::reserve(HttpExchange& exchange) {
   reader.clear();
   if (!reader.reserve(exchange.body())) return respond_problem(exchange, reader.error());
-  service.reserve(reader.requests()[0], reader.timeout(), {exchange.host()},
+  service.reserve(reader.requests()[0], reader.timeout(), exchange.caller(),
                   [this, id = exchange.id()](ReserveReply& reply) {
                     HttpExchange* asked = listener.server().find(id);
                     if (asked == nullptr) return;
@@ -191,13 +197,14 @@ void HttpFront::Impl::reserve(HttpExchange& exchange) {
 void HttpFront::Impl::settle(HttpExchange& exchange) {
   SettleBody body;
   if (!reader.settle(exchange.body(), body)) return respond_problem(exchange, reader.error());
-  service.settle(body.ticket, body.hits, {exchange.host()},
+  service.settle(body.ticket, body.hits, exchange.caller(),
                  [this, id = exchange.id()](SettleReply& reply) {
                    HttpExchange* asked = listener.server().find(id);
                    if (asked == nullptr) return;
                    const unsigned status = http_status(reply);
                    asked->begin(status, content_type(status));
                    asked->field("Cache-Control", "no-store");
+                   if (status == 401) asked->field("WWW-Authenticate", "Bearer");
                    append_settled(asked->begin_body(), reply);
                    asked->finish();
                  });

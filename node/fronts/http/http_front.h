@@ -17,7 +17,8 @@ namespace weir::node {
 
 struct HttpFrontOptions {
   ResetFormat reset = ResetFormat::seconds;
-  HttpServerOptions server = {};                   ///< `headers` is the front's to set
+  HttpServerOptions server = {};                   ///< `headers` and such are the front's to set
+  Access* access = nullptr;                        ///< who may do what; null: nobody is known
   std::shared_ptr<rpc::TlsContext> tls = nullptr;  ///< null: plain
   std::function<Nanos()> wall;  ///< the wall clock, for X-RateLimit-Reset as an instant
 };

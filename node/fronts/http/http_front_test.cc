@@ -23,6 +23,7 @@
 
 #include <weir/node/fronts/http/http_test_client.h>
 #include <weir/rpc/net/event_loop.h>
+#include <weir/node/access/access_file.h>
 #include <weir/rpc/net/test_util.h>
 
 namespace weir::node {
@@ -125,20 +126,22 @@ class FakeService final : public Service {
     ADD_FAILURE() << "no front that speaks HTTP leases";
   }
   void rules(std::string_view, const Caller&, Done<RulesReply>) override { ADD_FAILURE(); }
-  void status(const Caller&, Done<std::string>) override { ADD_FAILURE(); }
+  void status(const Caller&, Done<StatusReply>) override { ADD_FAILURE(); }
 
   std::function<Reply(const Request&)> decide = [](const Request&) { return allowing(); };
   ReserveReply reserved{allowing(), "00ff-7"};
   SettleReply settled{{}, true, 500, false, false};
   bool throws = false;
   std::vector<std::string> calls;
-  std::string from;  // the last caller's address
+  std::string from;              // the last caller's address
+  std::vector<std::string> who;  // the callers' names
   std::vector<std::function<void()>> waiting;
 
  private:
   void note(std::string call, const Caller& caller) {
     calls.push_back(std::move(call));
     from = caller.address;
+    who.push_back(caller.grant == nullptr ? "?" : caller.grant->name);
   }
   template <typename Answer>
   void answer(bool late, Answer reply, Done<Answer> done) {
@@ -399,7 +402,8 @@ TEST_F(HttpFrontTest, ErrorKindsAreStatuses) {
   const std::pair<ErrorKind, int> kinds[] = {
       {ErrorKind::invalid, 400},    {ErrorKind::unavailable, 503}, {ErrorKind::overloaded, 503},
       {ErrorKind::deadline, 503},   {ErrorKind::unknown, 503},     {ErrorKind::closed, 503},
-      {ErrorKind::unsupported, 501}};
+      {ErrorKind::unsupported, 501},
+      {ErrorKind::unauthenticated, 401}, {ErrorKind::forbidden, 403}};
   for (const auto& [kind, status] : kinds) {
     const Reply reply = failing(kind, "why \"x\"");
     service_.decide = [&](const Request&) { return reply; };
@@ -770,6 +774,29 @@ TEST_F(HttpFrontTest, StartSaysWhyItFails) {
   front_->stop();
   EXPECT_TRUE(second.start(taken, rpc::Sharing::alone, error)) << error;
   EXPECT_EQ(ask(*client(rpc::test::local(second.port())), check("now")).status, 200);
+}
+
+TEST_F(HttpFrontTest, ATokenSaysWhoAsksOfEachRequest) {
+  const std::string one = make_token();
+  const std::string two = make_token();
+  const LoadedAccess loaded = parse_access(
+      fmt::format("tokens:\n- {{name: one, hash: '{}'}}\n- {{name: two, hash: '{}'}}",
+                  to_string(hash_token(one)), to_string(hash_token(two))),
+      "access");
+  Access access;
+  access.replace(loaded.table);
+  options_.access = &access;
+  start();
+  const auto connection = client();
+  const auto with = [](const std::string& token) {
+    return "Authorization: Bearer " + token + "\r\n";
+  };
+  // In one piece, as a proxy may send them.
+  connection->send(check("a", 1, with(one)) + check("b", 1, with(one)) + check("c", 1, with(two)) +
+                   check("d") + check("e", 1, with(two) + with(one)));
+  for (int i = 0; i < 5; ++i) connection->receive();
+  EXPECT_THAT(service_.calls, ElementsAre("a *1, b *1", "c *1", "d *1", "e *1"));
+  EXPECT_THAT(service_.who, ElementsAre("one", "two", "", "?"));
 }
 
 TEST_F(HttpFrontTest, CallersOverIpv6HaveTheirAddress) {

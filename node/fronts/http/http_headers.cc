@@ -188,6 +188,7 @@ void append_structured_string(rpc::Output& out, std::string_view text) {
 void append_rate_limit_headers(rpc::Output& out, const Reply& reply, ResetFormat reset, Nanos now) {
   if (!reply.error.empty()) {
     if (reply.error.kind == ErrorKind::overloaded) append_field(out, "Retry-After: ", 1);
+    if (reply.error.kind == ErrorKind::unauthenticated) out.append(kChallenge);
     return;
   }
   const Status* decider = reply.decider();

@@ -10,6 +10,9 @@
 
 namespace weir::node {
 
+/// The header line that an answer of 401 must have.
+inline constexpr std::string_view kChallenge = "WWW-Authenticate: Bearer\r\n";
+
 /// Appends the headers that tell a client of its quota, as lines with CR LF. docs/http.md says what
 /// each means. `now` is the Unix time of the answer.
 ///  RateLimit-Policy  every enforcing rule: "name";q=quota;w=seconds, the deciding one first, each

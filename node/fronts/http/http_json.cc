@@ -701,6 +701,10 @@ std::string_view title_of(unsigned status) {
   switch (status) {
     case 400:
       return "Bad request";
+    case 401:
+      return "Unauthorized";
+    case 403:
+      return "Forbidden";
     case 501:
       return "Not implemented";
     default:
@@ -721,6 +725,10 @@ unsigned http_status(ErrorKind kind) {
       return 200;
     case ErrorKind::invalid:
       return 400;
+    case ErrorKind::unauthenticated:
+      return 401;
+    case ErrorKind::forbidden:
+      return 403;
     case ErrorKind::unsupported:
       return 501;
     default:

@@ -678,6 +678,7 @@ TEST(Answer, ErrorsAreProblemsWithTheirKind) {
       {ErrorKind::invalid, 400},     {ErrorKind::unavailable, 503}, {ErrorKind::overloaded, 503},
       {ErrorKind::deadline, 503},    {ErrorKind::unknown, 503},     {ErrorKind::closed, 503},
       {ErrorKind::unsupported, 501},
+      {ErrorKind::unauthenticated, 401}, {ErrorKind::forbidden, 403},
   };
   for (const auto& [kind, expected] : all) {
     Reply reply;

@@ -37,11 +37,17 @@ std::string date_line(std::time_t now) {
 
 }  // namespace
 
+std::vector<std::string> with_authorization(std::vector<std::string> names) {
+  names.emplace_back("authorization");
+  return names;
+}
+
 HttpServer::Impl::Impl(rpc::StreamLoop& stream_loop, HttpServerOptions server_options,
                        Handler& server_handler, std::shared_ptr<ConnectionBudget> server_budget)
     : loop(stream_loop),
       options(std::move(server_options)),
-      names(options.headers),
+      authorization(options.headers.size()),
+      names(with_authorization(options.headers)),
       handler(server_handler),
       budget(std::move(server_budget)),
       max_batch(std::max<std::size_t>(options.max_batch, 1)),

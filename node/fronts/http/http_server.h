@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <weir/crdt/time.h>
+#include <weir/node/access/access.h>
 #include <weir/node/fronts/http/http_parser.h>
 #include <weir/rpc/net/address.h>
 #include <weir/rpc/net/byte_stream.h>
@@ -69,6 +70,12 @@ class HttpExchange {
   /// turn.
   std::string_view host() const;
 
+  /// Who asks, by the connection and by what the request's Authorization field says. Valid until it
+  /// is asked of another exchange of the connection. Only until it is answered.
+  const Caller& caller() const;
+  /// That field, or text that proves nothing.
+  std::string_view authorization() const;
+
   /// Names the exchange for HttpServer::find(), also from other threads. Never used again.
   std::uint64_t id() const { return id_; }
 
@@ -110,7 +117,9 @@ class HttpExchange {
 };
 
 struct HttpServerOptions {
-  /// Names of the header fields that the handler wants; at most kMaxHttpNames, in any case.
+  Access* access = nullptr;  ///< who may do what; null: nobody is known
+  std::string_view front = {};  ///< Caller::front
+  /// Names of the header fields that the handler wants; at most kMaxHttpNames - 1, in any case.
   std::vector<std::string> headers;
   std::size_t max_body = 64u << 10;  ///< bytes of a request's body; larger ones are answered 413
   /// Requests that are handed over at once. Where answers are large, few: after each batch the
