@@ -82,7 +82,7 @@ struct Ticket {
 struct TicketHolder {
   /// Names who asks, and alone may settle; 0: nobody, whose tickets are not counted apart.
   std::uint64_t caller = 0;
-  bool lease = false;        ///< what is held is the caller's to spend (lease.h)
+  bool lease = false;  ///< what is held is the caller's to spend (lease.h)
 };
 
 /// What became of a ticket.

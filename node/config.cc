@@ -72,6 +72,7 @@ class Parser {
          {"request_id_ttl", duration(kSecond, kDay, config_.request_id_ttl)},
          {"max_tickets", integer(0, 100'000'000, config_.max_tickets)},
          {"caller_percent", integer(1, 100, config_.caller_percent)},
+         {"address_percent", integer(1, 100, config_.address_percent)},
          {"log", [this](const Value& v) { return log(v); }},
          {"http", [this](const Value& v) { return http(v); }},
          {"home", [this](const Value& v) { return home(v); }},
@@ -573,12 +574,13 @@ bool parse_instant(std::string_view text, Nanos& out) {
 
 LoadedConfig parse_config(std::string_view text, const std::string& file) {
   LoadedConfig out;
-  out.errors = read_config_text(text, file, [&](const yaml::Tree& tree, const Value& root,
-                                                std::vector<yaml::Problem>& problems) {
-    NodeConfig config = Parser(file, tree, problems).parse(root);
-    config.file = file;
-    if (problems.empty()) out.config = std::move(config);
-  });
+  out.errors = read_config_text(
+      text, file,
+      [&](const yaml::Tree& tree, const Value& root, std::vector<yaml::Problem>& problems) {
+        NodeConfig config = Parser(file, tree, problems).parse(root);
+        config.file = file;
+        if (problems.empty()) out.config = std::move(config);
+      });
   return out;
 }
 

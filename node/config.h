@@ -101,7 +101,8 @@ struct NodeConfig {
   std::uint64_t max_request_ids = 65'536;
   Nanos request_id_ttl = kMinute;
   std::uint64_t max_tickets = 65'536;
-  unsigned caller_percent = 25;  ///< LimiterOptions::caller_percent
+  unsigned caller_percent = 25;   ///< LimiterOptions::caller_percent
+  unsigned address_percent = 75;  ///< of a front's connections: what one address may have of them
   LogLevel log_level = LogLevel::info;
   LogFormat log_format = LogFormat::json;
   HttpConfig http;

@@ -135,6 +135,7 @@ max_request_ids: 0
 request_id_ttl: 5m
 max_tickets: 43
 caller_percent: 44
+address_percent: 12
 access: who.yaml
 log: {level: debug, format: text}
 http: {reset: epoch, max_connections: 7, max_body: 8KiB}
@@ -165,6 +166,7 @@ http: {reset: epoch, max_connections: 7, max_body: 8KiB}
   EXPECT_EQ(config.request_id_ttl, 5 * kMinute);
   EXPECT_EQ(config.max_tickets, 43u);
   EXPECT_EQ(config.caller_percent, 44u);
+  EXPECT_EQ(config.address_percent, 12u);
   EXPECT_EQ(config.access, "/etc/weir/who.yaml");
   EXPECT_EQ(config.log_level, LogLevel::debug);
   EXPECT_EQ(config.log_format, LogFormat::text);
@@ -219,7 +221,7 @@ http: {reset: minutes, max_connections: 0, max_body: 64KB}
           "max_commit_wait, max_skew, drain, threads, max_series, populate, max_peer_cells, "
           "max_long_cells, max_request_ids, "
           "request_id_ttl, "
-          "max_tickets, caller_percent, log, http, home, access, tls",
+          "max_tickets, caller_percent, address_percent, log, http, home, access, tls",
           "node.yaml:5:16: listen.http: expected a literal address and a port, such as "
           "127.0.0.1:7400 or [::1]:7400, got 'localhost:7402'",
           "node.yaml:5:32: listen.grpx: unknown field; expected one of peers, admin, clients, http",

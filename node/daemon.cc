@@ -244,10 +244,10 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
 
   bool start_fronts(std::string& error) {
     auto wall = [this] { return wall_clock(); };
-    report = std::make_unique<NodeReport>(NodeReport::Sources{
-        config, *engine, *coordinator, control, store.get(), peers.get(), clocks, wall,
-        config.threads, *loop.meter(), background, config.tls.empty() ? nullptr : &certificates, access,
-        access_control});
+    report = std::make_unique<NodeReport>(
+        NodeReport::Sources{config, *engine, *coordinator, control, store.get(), peers.get(),
+                            clocks, wall, config.threads, *loop.meter(), background,
+                            config.tls.empty() ? nullptr : &certificates, access, access_control});
     answers.rules = [this](std::string_view known) { return control.answer(known); };
     answers.status = [this](std::function<void(std::string)> done) {
       Turn turn(loop.meter(), "status");

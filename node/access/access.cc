@@ -56,7 +56,8 @@ DenialReason reason_of(const Caller& caller) {
 
 Error error_of(const Caller& caller, DenialReason reason, std::string_view what) {
   Error error;
-  error.kind = reason == DenialReason::forbidden ? ErrorKind::forbidden : ErrorKind::unauthenticated;
+  error.kind =
+      reason == DenialReason::forbidden ? ErrorKind::forbidden : ErrorKind::unauthenticated;
   if (reason == DenialReason::unknown) {
     error.detail = caller.flaw;
   } else if (reason == DenialReason::forbidden) {

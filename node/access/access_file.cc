@@ -51,8 +51,7 @@ class Parser {
       fields.push_back({"from", [&](const Value& v) { return networks(v, from); }, kRequired});
     } else {
       fields.push_back(
-          {"name",
-           [&](const Value& v) { return read_.text(v, "a name", kMaxName, grant.name); },
+          {"name", [&](const Value& v) { return read_.text(v, "a name", kMaxName, grant.name); },
            kRequired});
     }
     if (kind == kToken) {
@@ -85,8 +84,9 @@ class Parser {
     const std::string* text = read_.scalar(value);
     if (text != nullptr) out = parse_token_hash(*text);
     // What stands there may be the token itself: it is not repeated.
-    return out || read_.fail(value, "expected blake2b: and 64 hexadecimal digits, as weir token "
-                                    "prints them");
+    return out || read_.fail(value,
+                             "expected blake2b: and 64 hexadecimal digits, as weir token "
+                             "prints them");
   }
 
   /// "all", or a list of domains.
@@ -131,11 +131,11 @@ class Parser {
 LoadedAccess parse_access(std::string_view text, const std::string& file) {
   LoadedAccess out;
   AccessTable table;
-  out.errors = read_config_text(text, file,
-                                [&](const yaml::Tree& tree, const Value& root,
-                                    std::vector<yaml::Problem>& problems) {
-                                  table = Parser(tree, problems).parse(root);
-                                });
+  out.errors = read_config_text(
+      text, file,
+      [&](const yaml::Tree& tree, const Value& root, std::vector<yaml::Problem>& problems) {
+        table = Parser(tree, problems).parse(root);
+      });
   if (out.errors.empty()) out.table = std::make_shared<const AccessTable>(std::move(table));
   return out;
 }

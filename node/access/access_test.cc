@@ -189,8 +189,7 @@ TEST(Access, DenialsSayWhyAreCountedAndAreLoggedAtABoundedRate) {
   EXPECT_EQ(deny(session.caller(), "check").to_string(),
             "unauthenticated: who shows neither a token nor a certificate may not check");
   session.shows_token("x");
-  EXPECT_EQ(deny(session.caller(), "check").to_string(),
-            "unauthenticated: the token is not known");
+  EXPECT_EQ(deny(session.caller(), "check").to_string(), "unauthenticated: the token is not known");
   session.shows_token(token);
   for (int i = 0; i < 100; ++i) {
     EXPECT_EQ(deny(session.caller(), "check").to_string(), "forbidden: gate may not check");

@@ -830,8 +830,9 @@ void add_certs(CLI::App& app, int& result) {
 void add_token(CLI::App& app, int& result) {
   auto name = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand(
-      "token", "Make a token: it comes to standard output, its line for the access file to\n"
-               "standard error");
+      "token",
+      "Make a token: it comes to standard output, its line for the access file to\n"
+      "standard error");
   command->add_option("--name", *name, "Whom it is for")->required()->type_name("NAME");
   command->footer(
       "Nothing but its hash is kept: who loses it makes another one.\n"

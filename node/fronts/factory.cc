@@ -15,7 +15,8 @@ using Made = std::unique_ptr<Front>;
 Made make_http(const FrontContext& context) {
   const HttpConfig& config = context.config.http;
   if (context.shared == nullptr) {
-    context.shared = std::make_shared<ConnectionBudget>(config.max_connections);
+    context.shared =
+        std::make_shared<ConnectionBudget>(config.max_connections, context.config.address_percent);
   }
   HttpFrontOptions options;
   options.reset = config.reset;
@@ -41,7 +42,9 @@ constexpr std::array kKinds = {
          }},
     Kind{"clients", FrontPlace::worker,
          [](const FrontContext& c) -> Made {
-           return std::make_unique<CapnpFront>(c.loop, *c.service, CapnpLimits{}, c.tls, c.access);
+           return std::make_unique<CapnpFront>(
+               c.loop, *c.service, CapnpLimits{.address_percent = c.config.address_percent}, c.tls,
+               c.access);
          }},
     Kind{"http", FrontPlace::worker, make_http},
 };

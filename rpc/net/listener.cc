@@ -62,7 +62,7 @@ Listener::Listener(EventLoop& loop, std::size_t max_connections, OnAccept on_acc
       max_connections_(max_connections),
       on_socket_([this, on_accept = kj::mv(on_accept)](kj::AutoCloseFd socket,
                                                        const Address& from) mutable {
-        if (*connections_ >= max_connections_) {
+        if (*connections_ >= max_connections_ && !room_for(from)) {
           ++counters_.turned_away;
           return;
         }
@@ -87,6 +87,13 @@ Listener::Listener(EventLoop& loop, OnSocket on_socket, AcceptCall accept_call)
 
 Listener::~Listener() {
   close();
+}
+
+bool Listener::room_for(const Address& from) {
+  KJ_IF_MAYBE (make_room, make_room_) {
+    return (*make_room)(from);
+  }
+  return false;
 }
 
 bool Listener::open(const std::string& text, Sharing sharing, std::string& error) {

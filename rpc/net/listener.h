@@ -51,6 +51,11 @@ class Listener {
   Listener(EventLoop& loop, std::size_t max_connections, OnAccept on_accept,
            AcceptCall accept_call = &::accept4);
   Listener(EventLoop& loop, OnSocket on_socket, AcceptCall accept_call = &::accept4);
+  /// Asked when the maximum is reached: true if a connection is being closed to make room, and the
+  /// new one is to be taken.
+  void when_full(kj::Function<bool(const Address& from)> make_room) {
+    make_room_ = kj::mv(make_room);
+  }
   ~Listener();
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
@@ -73,12 +78,14 @@ class Listener {
 
  private:
   void accept_some();
+  bool room_for(const Address& from);
   void pause();
   void resume();
 
   EventLoop& loop_;
   std::size_t max_connections_;
   OnSocket on_socket_;
+  kj::Maybe<kj::Function<bool(const Address&)>> make_room_;
   AcceptCall accept_call_;
   Address address_;
   kj::AutoCloseFd fd_;

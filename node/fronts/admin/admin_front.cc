@@ -17,6 +17,8 @@ namespace {
 
 /// Scrapers and probes are few.
 constexpr std::size_t kMaxConnections = 64;
+/// Of one address: somebody else has room for a probe.
+constexpr unsigned kAddressPercent = 75;
 constexpr std::string_view kText = "text/plain; charset=utf-8";
 
 constexpr std::string_view kJson = "application/json";
@@ -53,8 +55,7 @@ struct AdminFront::Impl final : HttpServer::Handler {
   };
   static const std::array<Endpoint, 4> kEndpoints;
 
-  Impl(rpc::EventLoop& on, Operations& node, Access* access,
-       std::shared_ptr<rpc::TlsContext> tls);
+  Impl(rpc::EventLoop& on, Operations& node, Access* access, std::shared_ptr<rpc::TlsContext> tls);
 
   void handle(std::span<HttpExchange* const> batch) override {
     for (HttpExchange* exchange : batch) answer(*exchange);
@@ -108,7 +109,8 @@ AdminFront::Impl::Impl(rpc::EventLoop& on, Operations& node, Access* access,
                        std::shared_ptr<rpc::TlsContext> tls)
     : loop(on),
       operations(node),
-      listener(on, options(access), *this, std::make_shared<ConnectionBudget>(kMaxConnections),
+      listener(on, options(access), *this,
+               std::make_shared<ConnectionBudget>(kMaxConnections, kAddressPercent),
                std::move(tls)) {}
 
 void AdminFront::Impl::answer(HttpExchange& exchange) {
@@ -123,7 +125,8 @@ void AdminFront::Impl::answer(HttpExchange& exchange) {
                            "Allow: GET, HEAD\r\n");
   }
   if (!endpoint->open && !exchange.caller().may_read()) {
-    return respond_denied(exchange, deny(exchange.caller(), "read the " + std::string(endpoint->what)));
+    return respond_denied(exchange,
+                          deny(exchange.caller(), "read the " + std::string(endpoint->what)));
   }
   rpc::TurnMeter::Scope turn(loop.meter(), endpoint->what);
   endpoint->answer(*this, exchange);

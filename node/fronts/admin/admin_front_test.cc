@@ -63,8 +63,7 @@ class AdminFrontTest : public testing::Test {
 };
 
 TEST_F(AdminFrontTest, StatusAndMetricsAreForThoseWhoMayRead) {
-  access_.replace(
-      parse_access("anonymous: [{from: [127.0.0.0/8], check: all}]", "access").table);
+  access_.replace(parse_access("anonymous: [{from: [127.0.0.0/8], check: all}]", "access").table);
   for (const char* path : {"/v1/status", "/metrics"}) {
     const std::string answer = ask(std::string("GET ") + path);
     EXPECT_NE(answer.find("HTTP/1.1 401 Unauthorized"), answer.npos) << answer;

@@ -2,6 +2,7 @@
 
 #include <kj/debug.h>
 
+#include <algorithm>
 #include <list>
 #include <string_view>
 #include <utility>
@@ -10,6 +11,7 @@
 #include <weir/limits/limiter.h>
 #include <weir/node/access/session.h>
 #include <weir/rpc/check.h>
+#include <weir/rpc/net/address_counts.h>
 #include <weir/rpc/net/connection.h>
 #include <weir/rpc/net/listener.h>
 #include <weir/rpc/net/tls_session.h>
@@ -214,7 +216,8 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
 
   /// One client's connection. Its capability, and calls in flight, hold references.
   struct Client : kj::Refcounted {
-    Client(Impl& s, const rpc::Address& from) : front(&s), session(s.access, "clients", from) {}
+    Client(Impl& s, const rpc::Address& peer)
+        : front(&s), from(peer), session(s.access, "clients", peer) {}
     /// Who asks.
     const Caller& caller() {
       if (!std::exchange(certificate_asked, true)) {
@@ -224,6 +227,7 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
       return session.caller();
     }
     Impl* front;  // null once the connection is over
+    const rpc::Address from;
     kj::Own<rpc::Connection> connection;
     Session session;
     bool certificate_asked = false;
@@ -326,7 +330,9 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
                  [this](kj::Own<rpc::UvStream> stream, const rpc::Address& from) {
                    accept(kj::mv(stream), from);
                  }),
-        tasks(*this) {}
+        tasks(*this) {
+    listener.when_full([this](const rpc::Address&) { return make_room(nullptr); });
+  }
   ~Impl() { stop(); }
 
   /// Why no further call of that client is taken; null: it is.
@@ -338,6 +344,7 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
   }
   void accept(kj::Own<rpc::UvStream> stream, const rpc::Address& from);
   void forget(Client& client);
+  bool make_room(const rpc::Address* of);
   void stop();
   kj::Promise<void> sweep();
   kj::Promise<void> let_go();
@@ -353,7 +360,8 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
   std::shared_ptr<rpc::ReadBudget> budget;
   kj::Own<InFlight> in_flight;
   rpc::Listener listener;
-  std::list<kj::Own<Client>> clients;
+  std::list<kj::Own<Client>> clients;  // the oldest first
+  rpc::AddressCounts by_address;
   bool open = false;
   bool draining = false;
   kj::TaskSet tasks;
@@ -662,6 +670,12 @@ void CapnpFront::Impl::Checks::answer(const Call& call, std::span<const Reply> r
 }
 
 void CapnpFront::Impl::accept(kj::Own<rpc::UvStream> stream, const rpc::Address& from) {
+  const std::size_t most =
+      std::max<std::size_t>(1, limits.max_connections * limits.address_percent / 100);
+  if (by_address.of(from) >= most && !make_room(&from)) {
+    ++counters.turned_away;
+    return;
+  }
   rpc::ConnectionLimits framing;
   framing.framing.message_words = limits.message_bytes / sizeof(capnp::word);
   auto client = kj::refcounted<Client>(*this, from);
@@ -673,11 +687,28 @@ void CapnpFront::Impl::accept(kj::Own<rpc::UvStream> stream, const rpc::Address&
   tasks.add(client->connection->closed().then([this, c = kj::addRef(*client)]() mutable {
     if (c->front != nullptr) forget(*c);
   }));
+  by_address.add(from);
   clients.push_back(kj::mv(client));
+}
+
+/// Closes the oldest connection on which nothing was asked yet, of that address if there is one.
+bool CapnpFront::Impl::make_room(const rpc::Address* of) {
+  const auto now = loop.timer().now();
+  for (kj::Own<Client>& client : clients) {
+    rpc::Connection& connection = *client->connection;
+    if (now - connection.opened() < limits.evict_after * kj::NANOSECONDS) return false;
+    if (connection.framing().messages_read() > 0) continue;
+    if (of != nullptr && !rpc::AddressCounts::same(client->from, *of)) continue;
+    ++counters.evicted;
+    forget(*client);
+    return true;
+  }
+  return false;
 }
 
 void CapnpFront::Impl::forget(Client& client) {
   client.front = nullptr;
+  by_address.remove(client.from);
   retire(tasks, kj::mv(client.connection));
   clients.remove_if([&](const kj::Own<Client>& other) { return other.get() == &client; });
 }
@@ -761,7 +792,7 @@ std::size_t CapnpFront::connections() const {
 CapnpCounters CapnpFront::counters() const {
   CapnpCounters out = impl_->counters;
   out.accepted = impl_->listener.counters().accepted;
-  out.turned_away = impl_->listener.counters().turned_away;
+  out.turned_away += impl_->listener.counters().turned_away;
   return out;
 }
 

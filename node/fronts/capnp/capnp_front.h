@@ -16,6 +16,8 @@ namespace weir::node {
 
 struct CapnpLimits {
   std::size_t max_connections = 1024;
+  unsigned address_percent = 100;         ///< of them, that one address may have
+  Nanos evict_after = kSecond;            ///< who said nothing for so long may have to make room
   std::size_t calls_per_connection = 64;  ///< that wait at once; beyond, calls are shed
   std::size_t calls = 4096;               ///< the same for all connections together
   std::size_t message_bytes = 8u << 20;   ///< one request message
@@ -32,6 +34,7 @@ struct CapnpCounters {
   std::uint64_t timed_out = 0;  ///< connections closed for a stalled message or silence
   std::uint64_t accepted = 0;
   std::uint64_t turned_away = 0;
+  std::uint64_t evicted = 0;  ///< closed to make room, without having said anything
 };
 
 /// Serves clients over Cap'n Proto RPC (interface Service of rpc/weir.capnp; rpc/client/). Clients

@@ -379,6 +379,41 @@ TEST_F(ServiceTest, ConnectionsAreBounded) {
   EXPECT_EQ(error_of(check(service(*one))), "");
 }
 
+TEST_F(ServiceTest, WhoSaysNothingMakesRoom) {
+  CapnpLimits limits;
+  limits.max_connections = 8;
+  limits.evict_after = 20 * kMillisecond;
+  start(limits);
+  auto known = dial();
+  EXPECT_EQ(error_of(check(service(*known))), "");
+  std::vector<std::unique_ptr<net::RawSocket>> silent;
+  for (int i = 0; i < 7; ++i) {
+    silent.push_back(std::make_unique<net::RawSocket>(net::local(server_->port())));
+  }
+  ASSERT_TRUE(eventually([&] { return server_->connections() == 8; }));
+  net::turn(loop_, 40);
+  auto other = dial();
+  EXPECT_EQ(error_of(check(service(*other))), "");
+  EXPECT_TRUE(eventually([&] { return silent[0]->ended(); }));
+  EXPECT_FALSE(silent[1]->ended());
+  EXPECT_EQ(error_of(check(service(*known))), "");
+  EXPECT_EQ(server_->counters().evicted, 1u);
+}
+
+TEST_F(ServiceTest, AnAddressHasItsPartOfTheConnections) {
+  CapnpLimits limits;
+  limits.max_connections = 4;
+  limits.address_percent = 50;
+  start(limits);
+  auto one = dial();
+  auto two = dial();
+  EXPECT_EQ(error_of(check(service(*one))), "");
+  EXPECT_EQ(error_of(check(service(*two))), "");
+  net::RawSocket three(net::local(server_->port()));
+  EXPECT_TRUE(eventually([&] { return three.ended(); }));
+  EXPECT_EQ(server_->counters().turned_away, 1u);
+}
+
 // ---- Hostile bytes ----
 
 class HostileTest : public ServiceTest {

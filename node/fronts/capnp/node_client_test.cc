@@ -85,8 +85,7 @@ class Handler : public node::test::ServiceHandler {
 class ServerThread {
  public:
   explicit ServerThread(std::uint16_t port = 0, node::CapnpLimits limits = {},
-                        std::shared_ptr<TlsContext> tls = nullptr,
-                        node::Access* access = nullptr) {
+                        std::shared_ptr<TlsContext> tls = nullptr, node::Access* access = nullptr) {
     std::promise<void> ready;
     thread_ = std::thread([&, port, limits, access] {
       EventLoop loop;

@@ -48,7 +48,7 @@ void HttpConnection::close() {
   in_ = {};
   move_to(server_.dead);
   --server_.connections;
-  server_.budget->give();
+  server_.budget->give(peer_);
   server_.loop.forget(*this);
   server_.loop.defer(server_);
 }

@@ -38,7 +38,8 @@ struct HttpServer::Impl final : rpc::Deferred {
        std::shared_ptr<ConnectionBudget> server_budget);
 
   void accept(std::unique_ptr<rpc::ByteStream> stream, const rpc::Address& peer);
-  bool make_room();
+  bool make_room(const rpc::Address* of);
+  bool take(const rpc::Address& peer);
   void stop();
 
   HttpExchange* take(HttpConnection& connection);
@@ -95,7 +96,11 @@ class HttpConnection final : public rpc::ByteStream::User, public rpc::Deferred 
   using Server = HttpServer::Impl;
 
   HttpConnection(Server& server, std::unique_ptr<rpc::ByteStream> stream, const rpc::Address& peer)
-      : server_(server), stream_(std::move(stream)), session_(server.options.access, server.options.front, peer), decoder_(0) {}
+      : server_(server),
+        stream_(std::move(stream)),
+        peer_(peer),
+        session_(server.options.access, server.options.front, peer),
+        decoder_(0) {}
   ~HttpConnection();
 
   void on_data(std::span<char> bytes) override;
@@ -116,6 +121,7 @@ class HttpConnection final : public rpc::ByteStream::User, public rpc::Deferred 
                    bool old);
   rpc::Output& out() { return stream_->out(); }
   Server& server() { return server_; }
+  const rpc::Address& peer() const { return peer_; }
   std::string_view host() const { return session_.address(); }
   Session& session();
   void end_writing() { writing_ = false; }
@@ -148,6 +154,7 @@ class HttpConnection final : public rpc::ByteStream::User, public rpc::Deferred 
 
   Server& server_;
   std::unique_ptr<rpc::ByteStream> stream_;  // null: closed
+  const rpc::Address peer_;
   Session session_;
   bool certificate_asked_ = false;
   Connections* list_ = nullptr;

@@ -144,12 +144,13 @@ void HttpFront::Impl::decide(const HttpExchange* asked) {
   sizes.clear();
   for (const Part& part : parts) sizes.push_back(part.count);
   state->parts.swap(parts);
-  service.check(
-      reader.requests(), sizes, asked->caller(), [this, state](std::size_t index, std::span<Reply> replies) {
-        const Part& part = state->parts[index];
-        HttpExchange* exchange = state->returned ? listener.server().find(part.id) : part.exchange;
-        if (exchange != nullptr) answer(*exchange, part, replies);
-      });
+  service.check(reader.requests(), sizes, asked->caller(),
+                [this, state](std::size_t index, std::span<Reply> replies) {
+                  const Part& part = state->parts[index];
+                  HttpExchange* exchange =
+                      state->returned ? listener.server().find(part.id) : part.exchange;
+                  if (exchange != nullptr) answer(*exchange, part, replies);
+                });
   state->returned = true;
   reader.clear();
 }

@@ -21,9 +21,9 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <weir/node/access/access_file.h>
 #include <weir/node/fronts/http/http_test_client.h>
 #include <weir/rpc/net/event_loop.h>
-#include <weir/node/access/access_file.h>
 #include <weir/rpc/net/test_util.h>
 
 namespace weir::node {
@@ -400,10 +400,11 @@ TEST_F(HttpFrontTest, ErrorKindsAreStatuses) {
   start();
   const auto connection = client();
   const std::pair<ErrorKind, int> kinds[] = {
-      {ErrorKind::invalid, 400},    {ErrorKind::unavailable, 503}, {ErrorKind::overloaded, 503},
-      {ErrorKind::deadline, 503},   {ErrorKind::unknown, 503},     {ErrorKind::closed, 503},
-      {ErrorKind::unsupported, 501},
-      {ErrorKind::unauthenticated, 401}, {ErrorKind::forbidden, 403}};
+      {ErrorKind::invalid, 400},     {ErrorKind::unavailable, 503},
+      {ErrorKind::overloaded, 503},  {ErrorKind::deadline, 503},
+      {ErrorKind::unknown, 503},     {ErrorKind::closed, 503},
+      {ErrorKind::unsupported, 501}, {ErrorKind::unauthenticated, 401},
+      {ErrorKind::forbidden, 403}};
   for (const auto& [kind, status] : kinds) {
     const Reply reply = failing(kind, "why \"x\"");
     service_.decide = [&](const Request&) { return reply; };
@@ -779,10 +780,10 @@ TEST_F(HttpFrontTest, StartSaysWhyItFails) {
 TEST_F(HttpFrontTest, ATokenSaysWhoAsksOfEachRequest) {
   const std::string one = make_token();
   const std::string two = make_token();
-  const LoadedAccess loaded = parse_access(
-      fmt::format("tokens:\n- {{name: one, hash: '{}'}}\n- {{name: two, hash: '{}'}}",
-                  to_string(hash_token(one)), to_string(hash_token(two))),
-      "access");
+  const LoadedAccess loaded =
+      parse_access(fmt::format("tokens:\n- {{name: one, hash: '{}'}}\n- {{name: two, hash: '{}'}}",
+                               to_string(hash_token(one)), to_string(hash_token(two))),
+                   "access");
   Access access;
   access.replace(loaded.table);
   options_.access = &access;

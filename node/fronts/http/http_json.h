@@ -73,8 +73,8 @@ class BodyReader {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The status that answers: 200 or 429; 400 for what is invalid, 401 and 403 for who may not, 501 for what is unsupported, 503
-/// for other errors.
+/// The status that answers: 200 or 429; 400 for what is invalid, 401 and 403 for who may not, 501
+/// for what is unsupported, 503 for other errors.
 unsigned http_status(const Reply& reply);
 /// The same; 404 if there is no such ticket.
 unsigned http_status(const SettleReply& reply);

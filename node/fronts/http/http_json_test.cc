@@ -675,10 +675,11 @@ TEST(Answer, TellsTheLargestNumbers) {
 
 TEST(Answer, ErrorsAreProblemsWithTheirKind) {
   const std::vector<std::pair<ErrorKind, unsigned>> all = {
-      {ErrorKind::invalid, 400},     {ErrorKind::unavailable, 503}, {ErrorKind::overloaded, 503},
-      {ErrorKind::deadline, 503},    {ErrorKind::unknown, 503},     {ErrorKind::closed, 503},
-      {ErrorKind::unsupported, 501},
-      {ErrorKind::unauthenticated, 401}, {ErrorKind::forbidden, 403},
+      {ErrorKind::invalid, 400},     {ErrorKind::unavailable, 503},
+      {ErrorKind::overloaded, 503},  {ErrorKind::deadline, 503},
+      {ErrorKind::unknown, 503},     {ErrorKind::closed, 503},
+      {ErrorKind::unsupported, 501}, {ErrorKind::unauthenticated, 401},
+      {ErrorKind::forbidden, 403},
   };
   for (const auto& [kind, expected] : all) {
     Reply reply;

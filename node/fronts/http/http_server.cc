@@ -15,6 +15,9 @@ namespace {
 
 // Connections that drain() looks at in one turn.
 constexpr int kDrainsPerTurn = 256;
+// Connections that are looked at for one of an address, in each list: who has its part of them all
+// is soon found.
+constexpr int kLooksForRoom = 64;
 // An exchange's id: where it stands among all, and how many there were before it.
 constexpr unsigned kSlotBits = 22;
 constexpr std::uint64_t kSlotMask = (1u << kSlotBits) - 1;
@@ -63,7 +66,7 @@ HttpServer::Impl::Impl(rpc::StreamLoop& stream_loop, HttpServerOptions server_op
 
 void HttpServer::Impl::accept(std::unique_ptr<rpc::ByteStream> stream, const rpc::Address& peer) {
   if (stream == nullptr || stopped) return;
-  if (!budget->take() && !(make_room() && budget->take())) {
+  if (!take(peer)) {
     ++counters.turned_away;
     return;
   }
@@ -74,12 +77,24 @@ void HttpServer::Impl::accept(std::unique_ptr<rpc::ByteStream> stream, const rpc
   list.back()->start(std::prev(list.end()), list);
 }
 
-bool HttpServer::Impl::make_room() {
+bool HttpServer::Impl::take(const rpc::Address& peer) {
+  using Taken = ConnectionBudget::Taken;
+  const Taken taken = budget->take(peer);
+  if (taken == Taken::yes) return true;
+  return make_room(taken == Taken::all_are ? nullptr : &peer) && budget->take(peer) == Taken::yes;
+}
+
+/// Closes one, of that address if there is one.
+bool HttpServer::Impl::make_room(const rpc::Address* of) {
   for (Connections* list : {&lingering, &fresh, &kept}) {
-    if (list->empty() || loop.now() < list->front()->since() + evict_after) continue;
-    ++counters.evicted;
-    list->front()->close();
-    return true;
+    int looked = 0;
+    for (const auto& connection : *list) {
+      if (loop.now() < connection->since() + evict_after || ++looked > kLooksForRoom) break;
+      if (of != nullptr && !rpc::AddressCounts::same(connection->peer(), *of)) continue;
+      ++counters.evicted;
+      connection->close();
+      return true;
+    }
   }
   return false;
 }

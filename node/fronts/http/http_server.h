@@ -1,9 +1,10 @@
 #pragma once
 
-#include <atomic>
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include <weir/node/access/access.h>
 #include <weir/node/fronts/http/http_parser.h>
 #include <weir/rpc/net/address.h>
+#include <weir/rpc/net/address_counts.h>
 #include <weir/rpc/net/byte_stream.h>
 
 namespace weir::node {
@@ -20,23 +22,42 @@ namespace weir::node {
 class HttpConnection;
 class HttpServer;
 
-/// How many connections may be open at once, over all servers that share it. Thread-safe.
+/// How many connections may be open at once, over all servers that share it, and how many of them
+/// from one address. Thread-safe.
 class ConnectionBudget {
  public:
-  explicit ConnectionBudget(std::size_t max) : max_(max) {}
-  /// One more; false if there are as many as there may be.
-  bool take() {
-    if (open_.fetch_add(1, std::memory_order_relaxed) < max_) return true;
-    give();
-    return false;
+  enum class Taken : std::uint8_t { yes, all_are, those_of_its_address_are };
+
+  explicit ConnectionBudget(std::size_t max, unsigned address_percent = 100)
+      : max_(max),
+        max_of_one_(std::clamp<std::size_t>(max * address_percent / 100, 1,
+                                            std::max<std::size_t>(max, 1))) {}
+  /// One more, unless as many are there as there may be.
+  Taken take(const rpc::Address& from) {
+    std::lock_guard lock(mutex_);
+    if (by_address_.of(from) >= max_of_one_) return Taken::those_of_its_address_are;
+    if (open_ >= max_) return Taken::all_are;
+    ++open_;
+    by_address_.add(from);
+    return Taken::yes;
   }
-  void give() { open_.fetch_sub(1, std::memory_order_relaxed); }
-  std::size_t open() const { return open_.load(std::memory_order_relaxed); }
+  void give(const rpc::Address& from) {
+    std::lock_guard lock(mutex_);
+    --open_;
+    by_address_.remove(from);
+  }
+  std::size_t open() const {
+    std::lock_guard lock(mutex_);
+    return open_;
+  }
   std::size_t max() const { return max_; }
 
  private:
   const std::size_t max_;
-  std::atomic<std::size_t> open_{0};
+  const std::size_t max_of_one_;
+  mutable std::mutex mutex_;
+  std::size_t open_ = 0;
+  rpc::AddressCounts by_address_;
 };
 
 /// One request and the way to answer it. For the loop's thread only.
@@ -117,7 +138,7 @@ class HttpExchange {
 };
 
 struct HttpServerOptions {
-  Access* access = nullptr;  ///< who may do what; null: nobody is known
+  Access* access = nullptr;     ///< who may do what; null: nobody is known
   std::string_view front = {};  ///< Caller::front
   /// Names of the header fields that the handler wants; at most kMaxHttpNames - 1, in any case.
   std::vector<std::string> headers;
@@ -179,7 +200,8 @@ class HttpServer {
 
   /// Serves a connected, non-blocking TCP socket, which it takes. If the budget is spent, one of
   /// its own connections makes room: the one that has been idle longest among those that never
-  /// completed a request, else among all. If there is none the new one is closed.
+  /// completed a request, else among all. If there is none the new one is closed. Where it is the
+  /// address's part that is spent, one of that address does, of those that were idle longest.
   void accept(int fd, const rpc::Address& peer);
   /// The same for a stream that nobody has started.
   void accept(std::unique_ptr<rpc::ByteStream> stream, const rpc::Address& peer);

@@ -677,6 +677,39 @@ TEST_F(HttpServerTest, ConnectionsMakeRoom) {
   EXPECT_EQ(budget_->open(), 3u);
 }
 
+TEST_F(HttpServerTest, AnAddressHasItsPartOfTheConnections) {
+  HttpServerOptions options;
+  options.evict_after = 50 * kMillisecond;
+  start(options, 8);
+  budget_ = std::make_shared<ConnectionBudget>(8, 50);
+  server_ = std::make_unique<HttpServer>(*streams_, options, *this, budget_);
+  const auto from = [&](std::uint8_t last) {
+    rpc::Address address;
+    address.ip = {192, 0, 2, last};
+    const auto [client, server] = door_.connect(0);
+    server_->accept(server, address);
+    return std::make_unique<Client>(turn_, client);
+  };
+  std::vector<std::unique_ptr<Client>> greedy;
+  for (int i = 0; i < 4; ++i) greedy.push_back(from(1));
+  auto more = from(1);
+  EXPECT_TRUE(more->closed());
+  EXPECT_EQ(server_->counters().turned_away, 1u);
+  auto other = from(2);
+  other->send(kGet);
+  EXPECT_TRUE(other->receive().has_value());
+  turn_for(60);
+  // Its own make room, and not the other's.
+  more = from(1);
+  EXPECT_TRUE(greedy[0]->closed());
+  more->send(kGet);
+  EXPECT_TRUE(more->receive().has_value());
+  EXPECT_FALSE(other->closed_now());
+  EXPECT_EQ(budget_->open(), 5u);
+  for (std::uint8_t last = 3; last < 6; ++last) greedy.push_back(from(last));
+  EXPECT_EQ(budget_->open(), 8u);
+}
+
 TEST_F(HttpServerTest, ServersShareABudget) {
   start({}, 1);
   HttpServer other(*streams_, {}, *this, budget_);
