@@ -309,9 +309,8 @@ void Disk::read_lived(const Txn& txn, MDB_dbi meta, Recovered& out) {
     }
     return read;
   };
-  lived_ = TimeLived(ranges(kLivedKey, nullptr));
+  lived_ = TimeLived(ranges(kLivedKey, nullptr), out.time_floor);
   out.lost.lived = ranges(kLostKey, &out.lost.ended);
-  lived_.reached(out.time_floor);
 }
 
 void Disk::read_boots(const Txn& txn, MDB_dbi meta, Recovered& out) {

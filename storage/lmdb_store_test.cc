@@ -260,6 +260,29 @@ TEST(LmdbStore, CleanFlagIsOfTheLastStopOnly) {
   EXPECT_EQ(fourth.recovered.time_floor, kT0 + 2);
 }
 
+/// A crash leaves no pause behind: what is lost when the clock is set back later has no hole where
+/// the node ran.
+TEST(LmdbStore, TheTimeLivedOutlivesACrashWhole) {
+  TempDir dir;
+  {
+    Opened opened = open_at(dir.path(), 1);
+    for (int i = 1; i <= 30; ++i) {
+      opened.store->reserve_time(kT0 + i * kSecond);
+      opened.write(static_cast<crdt::WriteId>(i), {});
+      ASSERT_TRUE(opened.watch->wait_committed(static_cast<crdt::WriteId>(i)));
+    }
+  }
+  Opened again = open_with(options_for(dir.path()), 2, lazy(), {}, kT0 + 10 * kSecond);
+  ASSERT_TRUE(again.good) << again.error;
+  const Recovered& out = again.recovered;
+  EXPECT_EQ(out.set_back, 20 * kSecond);
+  for (Nanos at = kT0 + kSecond; at <= kT0 + 30 * kSecond; at += kSecond) {
+    EXPECT_TRUE(std::any_of(out.lost.lived.begin(), out.lost.lived.end(),
+                            [&](const auto& range) { return range.from <= at && at <= range.to; }))
+        << (at - kT0) / kSecond;
+  }
+}
+
 TEST(LmdbStore, TimeFloor) {
   TempDir dir;
   {

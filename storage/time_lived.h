@@ -18,7 +18,12 @@ class TimeLived {
   static constexpr Nanos kPause = 10 * kSecond;
 
   TimeLived() = default;
-  explicit TimeLived(std::vector<crdt::TimeRange> ranges) : ranges_(std::move(ranges)) {}
+  /// As it was when reached() last began a range. Time was used without a pause since, up to
+  /// `floor`.
+  TimeLived(std::vector<crdt::TimeRange> ranges, Nanos floor) : ranges_(std::move(ranges)) {
+    if (!ranges_.empty()) ranges_.back().to = std::max(ranges_.back().to, floor);
+    reached(floor);
+  }
 
   /// Time is used up to `floor`. True if that began another range.
   bool reached(Nanos floor) {
