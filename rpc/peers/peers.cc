@@ -802,24 +802,32 @@ bool PeerNetwork::Impl::two_of_name(crdt::PeerIndex peer) const {
   return false;
 }
 
-/// For one more stranger, from `host`.
+/// For one more stranger, from `host`. The oldest one goes that has said nothing: a member speaks
+/// as soon as it is connected, and is not put out by however many come behind it and are silent.
 void PeerNetwork::Impl::make_room(const std::string& host) {
-  std::size_t all = 0;
-  std::size_t near = 0;
-  Inbound* oldest = nullptr;
-  Inbound* oldest_near = nullptr;
+  struct Group {
+    void add(Inbound& in) {
+      ++size;
+      if (oldest == nullptr) oldest = &in;
+      const bool silent = in.connection->stream().last_received() <= in.connection->opened();
+      if (silent && oldest_silent == nullptr) oldest_silent = &in;
+    }
+    Inbound& first_to_go() const { return oldest_silent != nullptr ? *oldest_silent : *oldest; }
+    std::size_t size = 0;
+    Inbound* oldest = nullptr;
+    Inbound* oldest_silent = nullptr;
+  };
+  Group all;
+  Group near;
   for (auto& in : inbound) {
     if (in->stage == Inbound::Stage::proved) continue;
-    ++all;
-    if (oldest == nullptr) oldest = in.get();
-    if (in->host != host) continue;
-    ++near;
-    if (oldest_near == nullptr) oldest_near = in.get();
+    all.add(*in);
+    if (in->host == host) near.add(*in);
   }
-  if (near >= options.max_strangers_of_address) {
-    forget(*oldest_near);
-  } else if (all >= options.max_strangers) {
-    forget(*oldest);
+  if (near.size >= options.max_strangers_of_address) {
+    forget(near.first_to_go());
+  } else if (all.size >= options.max_strangers) {
+    forget(all.first_to_go());
   }
 }
 

@@ -82,8 +82,8 @@ struct PeerOptions {
   std::size_t max_in_flight = 64;        ///< messages to one peer that it has not answered
   std::size_t max_in_flight_bytes = 8u << 20;  ///< and their size together
   /// Inbound connections without a proof of who it is; each member's session has a place of its own
-  /// beside them. For one more the oldest goes, of those from the same address if these are as many
-  /// as one address may have.
+  /// beside them. For one more the oldest goes that has said nothing, or the oldest: of those from
+  /// the same address if these are as many as one address may have.
   std::size_t max_strangers = 32;
   std::size_t max_strangers_of_address = 16;
   Nanos stranger_timeout = 2 * kSecond;  ///< to prove it, about
