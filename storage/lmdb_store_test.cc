@@ -277,9 +277,9 @@ TEST(LmdbStore, TheTimeLivedOutlivesACrashWhole) {
   const Recovered& out = again.recovered;
   EXPECT_EQ(out.set_back, 20 * kSecond);
   for (Nanos at = kT0 + kSecond; at <= kT0 + 30 * kSecond; at += kSecond) {
-    EXPECT_TRUE(std::any_of(out.lost.lived.begin(), out.lost.lived.end(),
-                            [&](const auto& range) { return range.from <= at && at <= range.to; }))
-        << (at - kT0) / kSecond;
+    EXPECT_TRUE(std::any_of(out.lost.lived.begin(), out.lost.lived.end(), [&](const auto& range) {
+      return range.from <= at && at <= range.to;
+    })) << (at - kT0) / kSecond;
   }
 }
 
