@@ -1,5 +1,7 @@
 #include <weir/limits/yaml/read_file.h>
 
+#include <sys/stat.h>
+
 #include <cerrno>
 #include <cstdio>
 #include <memory>
@@ -23,6 +25,17 @@ int read_file(const std::string& path, std::size_t max, std::string& out) {
     if (out.size() <= max) return 0;
   }
   return EFBIG;
+}
+
+FileLook look_at_file(const std::string& path) {
+  struct stat file {};
+  if (path.empty() || ::stat(path.c_str(), &file) != 0) return {};
+  return {static_cast<std::int64_t>(file.st_dev),
+          static_cast<std::int64_t>(file.st_ino),
+          static_cast<std::int64_t>(file.st_size),
+          static_cast<std::int64_t>(file.st_mtim.tv_sec),
+          static_cast<std::int64_t>(file.st_mtim.tv_nsec),
+          static_cast<std::int64_t>(file.st_ctim.tv_nsec)};
 }
 
 }  // namespace weir::internal

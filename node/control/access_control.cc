@@ -1,7 +1,5 @@
 #include <weir/node/control/access_control.h>
 
-#include <sys/stat.h>
-
 #include <cstdlib>
 #include <utility>
 
@@ -23,7 +21,7 @@ AccessControl::AccessControl(const NodeConfig& config, Access& access, Log& log,
                              rpc::Background& background)
     : file_(config.access), access_(access), log_(log), background_(background) {
   if (file_.empty()) return;
-  seen_ = look_at(file_);
+  seen_ = internal::look_at_file(file_);
   LoadedAccess loaded = load_access(file_);
   if (loaded.table == nullptr) {
     error_ = "access: " + loaded.errors[0].to_string();
@@ -32,23 +30,11 @@ AccessControl::AccessControl(const NodeConfig& config, Access& access, Log& log,
   }
 }
 
-/// What a change of the file changes.
-AccessControl::Look AccessControl::look_at(const std::string& file) {
-  struct stat found {};
-  if (::stat(file.c_str(), &found) != 0) return {};
-  return {static_cast<std::int64_t>(found.st_dev),
-          static_cast<std::int64_t>(found.st_ino),
-          static_cast<std::int64_t>(found.st_size),
-          static_cast<std::int64_t>(found.st_mtim.tv_sec),
-          static_cast<std::int64_t>(found.st_mtim.tv_nsec),
-          static_cast<std::int64_t>(found.st_ctim.tv_nsec)};
-}
-
 void AccessControl::look(Nanos wall) {
   if (file_.empty() || std::abs(wall - looked_at_) < kLookEvery) return;
   looked_at_ = wall;
   // What was refused may have been half written, or may be readable now, and looks as it did.
-  if (!current_ || look_at(file_) != seen_) read();
+  if (!current_ || internal::look_at_file(file_) != seen_) read();
 }
 
 void AccessControl::reread() {
@@ -58,7 +44,7 @@ void AccessControl::reread() {
 
 void AccessControl::read() {
   if (std::exchange(busy_, true)) return;
-  seen_ = look_at(file_);
+  seen_ = internal::look_at_file(file_);
   auto loaded = std::make_shared<LoadedAccess>();
   background_.run([loaded, file = file_] { *loaded = load_access(file); },
                   [this, loaded] {

@@ -1,11 +1,10 @@
 #pragma once
 
-#include <array>
-#include <cstdint>
 #include <memory>
 #include <string>
 
 #include <weir/crdt/time.h>
+#include <weir/limits/yaml/read_file.h>
 #include <weir/node/access/access.h>
 #include <weir/node/access/access_file.h>
 #include <weir/node/config.h>
@@ -36,8 +35,6 @@ class AccessControl {
   bool current() const { return current_; }
 
  private:
-  using Look = std::array<std::int64_t, 6>;
-  static Look look_at(const std::string& file);
   void read();
   void take(LoadedAccess loaded);
 
@@ -47,7 +44,7 @@ class AccessControl {
   rpc::Background& background_;
   std::string error_;
   std::string told_;  // what was wrong with it
-  Look seen_{};
+  internal::FileLook seen_{};
   Nanos looked_at_ = 0;
   bool current_ = true;
   bool busy_ = false;

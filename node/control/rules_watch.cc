@@ -1,30 +1,15 @@
 #include <weir/node/control/rules_watch.h>
 
-#include <sys/stat.h>
-
-#include <array>
 #include <filesystem>
 #include <utility>
+
+#include <weir/limits/yaml/read_file.h>
 
 namespace weir::node {
 namespace {
 
-/// What a change of the file changes.
-using Look = std::array<std::int64_t, 6>;
-
-Look look_at(const std::string& path) {
-  struct stat file {};
-  if (::stat(path.c_str(), &file) != 0) return {};
-  return {static_cast<std::int64_t>(file.st_dev),
-          static_cast<std::int64_t>(file.st_ino),
-          static_cast<std::int64_t>(file.st_size),
-          static_cast<std::int64_t>(file.st_mtim.tv_sec),
-          static_cast<std::int64_t>(file.st_mtim.tv_nsec),
-          static_cast<std::int64_t>(file.st_ctim.tv_nsec)};
-}
-
 /// No file looks so: to be read at the next look.
-constexpr Look kUnread = {-1, -1, -1, -1, -1, -1};
+constexpr internal::FileLook kUnread = {-1, -1, -1, -1, -1, -1};
 
 /// Why nothing could be read. Empty: it was, whatever it held.
 std::string unreadable(const LoadedRules& loaded) {
@@ -49,16 +34,16 @@ struct RulesWatch::Impl {
   uv_fs_event_t events{};
   uv_timer_t debounce_timer{};
   uv_timer_t poll{};
-  Look seen;           // before it was read last; kUnread: it could not be
-  std::string failed;  // why
-  bool busy = false;   // reading
-  bool again = false;  // and to be read once more
+  internal::FileLook seen;  // before it was read last; kUnread: it could not be
+  std::string failed;       // why
+  bool busy = false;        // reading
+  bool again = false;       // and to be read once more
   bool closing = false;
   int open = 0;  // handles and reads that refer to this
 
   Impl(uv_loop_t* uv, std::string file, RulesWatchOptions given, Read told)
       : path(std::move(file)), options(given), read(std::move(told)), loop(uv) {
-    seen = look_at(path);
+    seen = internal::look_at_file(path);
     uv_timer_init(loop, &debounce_timer);
     uv_timer_init(loop, &poll);
     uv_fs_event_init(loop, &events);
@@ -84,7 +69,7 @@ struct RulesWatch::Impl {
   }
 
   void look() {
-    if (look_at(path) != seen) start_reading();
+    if (internal::look_at_file(path) != seen) start_reading();
   }
 
   void start_reading() {
@@ -93,7 +78,7 @@ struct RulesWatch::Impl {
       return;
     }
     busy = true;
-    seen = look_at(path);
+    seen = internal::look_at_file(path);
     auto work = std::make_unique<Work>();
     work->owner = this;
     work->path = path;

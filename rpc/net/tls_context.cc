@@ -5,7 +5,6 @@
 #include <openssl/pem.h>
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
@@ -26,24 +25,11 @@ constexpr long kMaxChain = 32 << 10;
 /// How long a ticket is good: in that time a certificate that expires may come back by it.
 constexpr long kTicketSeconds = 600;
 
-/// What a change of a file changes.
-using Look = std::array<std::int64_t, 6>;
-
-Look look_at(const std::string& path) {
-  struct stat file {};
-  if (path.empty() || ::stat(path.c_str(), &file) != 0) return {};
-  return {static_cast<std::int64_t>(file.st_dev),
-          static_cast<std::int64_t>(file.st_ino),
-          static_cast<std::int64_t>(file.st_size),
-          static_cast<std::int64_t>(file.st_mtim.tv_sec),
-          static_cast<std::int64_t>(file.st_mtim.tv_nsec),
-          static_cast<std::int64_t>(file.st_ctim.tv_nsec)};
-}
-
-using Looks = std::array<Look, 4>;
+using Looks = std::array<internal::FileLook, 4>;
 
 Looks look_at(const TlsOptions& options) {
-  return {look_at(options.cert), look_at(options.key), look_at(options.ca), look_at(options.crl)};
+  return {internal::look_at_file(options.cert), internal::look_at_file(options.key),
+          internal::look_at_file(options.ca), internal::look_at_file(options.crl)};
 }
 
 Nanos monotonic() {

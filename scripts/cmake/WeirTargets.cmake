@@ -55,6 +55,11 @@ function(weir_test path)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gtest GTest::gtest_main GTest::gmock)
   weir_warnings(${name})
+  # Tests are about the libraries, which UBSan watches. Of these programs it would watch the templates of the libraries
+  # for testing, which takes half of the time that they take to build.
+  if(WEIR_SANITIZE)
+    target_compile_options(${name} PRIVATE -fno-sanitize=undefined)
+  endif()
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" ENVIRONMENT "${ARG_ENVIRONMENT}")
 endfunction()
