@@ -11,6 +11,10 @@
 namespace weir::node {
 namespace {
 
+void keep_first(std::vector<std::size_t>& order) {
+  if (order.size() > 1) order.erase(order.begin() + 1, order.end());
+}
+
 /// What is held elsewhere is settled within the deadlines of all that is still to be asked, and
 /// this: for settlements that are late, and clocks that differ.
 constexpr Nanos kHoldMargin = 10 * kSecond;
@@ -126,7 +130,7 @@ Forwarder::Routing Forwarder::route(const Request& request) {
       std::vector<std::size_t> order;
       if (rule.enforcement == Enforcement::home) order = map_.order(HomeMap::key_of(rule, part));
       // A second member of the region does not know what the first counted last.
-      if (rule.on_failure == OnFailure::closed && !order.empty()) order.resize(1);
+      if (rule.on_failure == OnFailure::closed) keep_first(order);
       const std::size_t home = order.empty() ? 0 : order[0];
       const auto [before, first] = homes.emplace(index, home);
       if (first) {
@@ -189,7 +193,7 @@ std::string Forwarder::not_here(std::string_view name, const Request& request, b
       }
       std::vector<std::size_t> order;
       if (rule.enforcement == Enforcement::home) order = map_.order(HomeMap::key_of(rule, part));
-      if (rule.on_failure == OnFailure::closed && order.size() > 1) order.resize(1);
+      if (rule.on_failure == OnFailure::closed) keep_first(order);
       if (std::find(order.begin(), order.end(), std::size_t{0}) == order.end()) {
         return fmt::format("it is not the home of rule \"{}\"", name);
       }
