@@ -84,7 +84,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   std::unique_ptr<RulesWatch> watch;
   std::unique_ptr<UvHandle<uv_timer_t>> pump_timer;
   std::unique_ptr<UvHandle<uv_timer_t>> stage_timer;
-  void (Impl::*next_stage)() = nullptr;  // what it is set for
+  std::function<void()> next_stage;  // what it is set for
   std::vector<std::unique_ptr<UvHandle<uv_signal_t>>> signals;
   std::vector<kj::Own<kj::PromiseFulfiller<void>>> held_peers;
   bool pump_soon = false;
@@ -419,11 +419,11 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     if (stopping) return;
     if (config.drain == 0) return stop();
     log.info("draining", {{"drain_ms", config.drain / kMillisecond}});
-    go_on_after(static_cast<std::uint64_t>(config.drain / kMillisecond), &Impl::let_go);
+    go_on_after(static_cast<std::uint64_t>(config.drain / kMillisecond), [this] { let_go(); });
   }
 
-  void go_on_after(std::uint64_t ms, void (Impl::*stage)()) {
-    next_stage = stage;
+  void go_on_after(std::uint64_t ms, std::function<void()> stage) {
+    next_stage = std::move(stage);
     if (!stage_timer) {
       stage_timer = std::make_unique<UvHandle<uv_timer_t>>();
       uv_timer_init(loop.uv(), stage_timer->get());
@@ -433,7 +433,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
         stage_timer->get(),
         [](uv_timer_t* timer) {
           auto* self = static_cast<Impl*>(timer->data);
-          (self->*self->next_stage)();
+          std::exchange(self->next_stage, nullptr)();
         },
         ms, 0);
   }
@@ -441,7 +441,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   void let_go() {
     if (stopping) return;
     for (const auto& worker : workers) worker->drain();
-    go_on_after(kLetGoMs, &Impl::stop);
+    go_on_after(kLetGoMs, [this] { stop(); });
   }
 
   /// Told again: what is left of the drain, and of the time for peers, is not waited for.
@@ -484,7 +484,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   void close() {
     closed = true;
     engine->stop(wall_clock());
-    go_on_after(kFarewellMs, &Impl::end);
+    go_on_after(kFarewellMs, [this] { end(); });
   }
 
   void end() {

@@ -80,6 +80,8 @@ HttpServerOptions options(Access* access) {
   out.max_body = 1024;
   // Answers are large: one at a time.
   out.max_batch = 1;
+  // Places are few, and a probe says at once what it wants: who does not makes room at any time.
+  out.evict_after = 0;
   return out;
 }
 
