@@ -442,6 +442,7 @@ Recovered Disk::open(const crdt::Incarnation& fresh, Nanos now) {
     put_big64(lost, static_cast<std::uint64_t>(out.lost.ended));
     put_ranges(lost, out.lost.lived);
     put_sealed(txn, meta_, kLostKey, std::move(lost));
+    put_lived(txn, meta_);
   }
   put_time(txn, std::max(out.time_floor, now), false);
   check(txn.commit(), fmt::format("{}: cannot record the boot", file(kData)));
@@ -576,7 +577,10 @@ void Disk::put_time(Txn& txn, Nanos floor, bool clean) {
   put_varint(value, static_cast<std::uint64_t>(floor));
   put_u8(value, clean ? 1 : 0);
   put_sealed(txn, meta, kTimeKey, std::move(value));
-  if (!lived_.reached(floor)) return;
+  if (lived_.reached(floor)) put_lived(txn, meta);
+}
+
+void Disk::put_lived(Txn& txn, MDB_dbi meta) {
   Bytes lived;
   start_value(lived);
   put_ranges(lived, lived_.ranges());

@@ -114,6 +114,7 @@ class Disk {
   MDB_dbi table(const Txn& txn, const crdt::Generation& generation, bool create);
   std::uint32_t number_of(Txn& txn, const crdt::Incarnation& writer);
   static void put_ranges(Bytes& value, const std::vector<crdt::TimeRange>& ranges);
+  void put_lived(Txn& txn, MDB_dbi meta);
   void put_boot(Txn& txn, const crdt::Incarnation& fresh, Nanos now);
   void put_writer(Txn& txn, const crdt::Incarnation& writer, Writer& entry);
   void pack(Txn& txn, const crdt::Cell& cell, Bytes& value);
