@@ -20,6 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     // What was read are parts of the line.
     for (const std::string_view part : {record.ip, record.method, record.path, record.status}) {
+      if (part.empty() || part == "/") continue;  // an absolute URL may have no path
       if (part.data() < line.data() || part.data() + part.size() > line.data() + line.size()) {
         std::abort();
       }
