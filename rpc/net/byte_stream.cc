@@ -2,6 +2,7 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <uv.h>
@@ -47,6 +48,10 @@ class TcpStream final : public ByteStream, private Deferred {
   void end() override {
     end_wanted_ = true;
     flush();
+  }
+  bool unread() const override {
+    int waiting = 0;
+    return ::ioctl(fd_, FIONREAD, &waiting) == 0 && waiting > 0;
   }
   std::uint64_t last_activity() const override { return last_activity_; }
 

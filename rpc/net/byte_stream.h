@@ -115,6 +115,9 @@ class ByteStream {
   /// Names that TLS has verified the other side to have, once it has sent something; else none.
   virtual std::vector<std::string> peer_names() const { return {}; }
 
+  /// Whether something waits in the socket to be read. A system call.
+  virtual bool unread() const { return false; }
+
   /// When bytes last arrived or went out, by StreamLoop::now(); at first, when it was made.
   virtual std::uint64_t last_activity() const = 0;
 };

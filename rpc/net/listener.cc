@@ -12,7 +12,6 @@ namespace weir::rpc {
 namespace {
 
 constexpr int kBacklog = 511;
-constexpr int kAcceptsPerTurn = 64;
 constexpr auto kBackOff = 100 * kj::MILLISECONDS;
 
 }  // namespace
@@ -126,12 +125,12 @@ void Listener::close() {
 }
 
 void Listener::drain() {
-  if (poll_ != nullptr) accept_some();
+  if (poll_ != nullptr) accept_some(kMany);
   close();
 }
 
-void Listener::accept_some() {
-  for (int i = 0; i < kAcceptsPerTurn && poll_ != nullptr; ++i) {
+void Listener::accept_some(int most) {
+  for (int i = 0; i < most && poll_ != nullptr; ++i) {
     sockaddr_storage from{};
     socklen_t size = sizeof from;
     int raw = accept_call_(fd_.get(), reinterpret_cast<sockaddr*>(&from), &size,
@@ -168,7 +167,7 @@ void Listener::resume() {
       ++self.counters_.failures;
       self.pause();
     } else {
-      self.accept_some();
+      self.accept_some(self.accepts_per_turn_);
     }
   });
 }

@@ -56,6 +56,9 @@ class Listener {
   void when_full(kj::Function<bool(const Address& from)> make_room) {
     make_room_ = kj::mv(make_room);
   }
+  /// A new connection costs much, such as a TLS handshake: few are accepted in one turn of the
+  /// loop, so that however many wait, those that are there have their share of every turn.
+  void accept_few() { accepts_per_turn_ = kFew; }
   ~Listener();
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
@@ -67,7 +70,7 @@ class Listener {
   bool open(const std::string& address, Sharing sharing, std::string& error);
   /// Stops accepting; accepted connections stay. Idempotent.
   void close();
-  /// The same, but takes those that wait to be accepted, up to 64 of them.
+  /// The same, but takes those that wait to be accepted, up to kMany of them.
   void drain();
 
   /// What it is bound to; port 0 before open().
@@ -76,8 +79,11 @@ class Listener {
   std::size_t connections() const { return *connections_; }
   const Counters& counters() const { return counters_; }
 
+  static constexpr int kMany = 64;
+  static constexpr int kFew = 4;
+
  private:
-  void accept_some();
+  void accept_some(int most);
   bool room_for(const Address& from);
   void pause();
   void resume();
@@ -87,6 +93,7 @@ class Listener {
   OnSocket on_socket_;
   kj::Maybe<kj::Function<bool(const Address&)>> make_room_;
   AcceptCall accept_call_;
+  int accepts_per_turn_ = kMany;
   Address address_;
   kj::AutoCloseFd fd_;
   uv_poll_t* poll_ = nullptr;

@@ -47,6 +47,7 @@ class TlsStream final : public ByteStream, private ByteStream::User, private Def
   std::vector<std::string> peer_names() const override {
     return session_->secured() ? session_->peer_names() : std::vector<std::string>();
   }
+  bool unread() const override { return below_->unread(); }
   std::uint64_t last_activity() const override { return below_->last_activity(); }
 
  private:

@@ -4,6 +4,7 @@
 #include <kj/debug.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -85,6 +86,11 @@ kj::Promise<size_t> UvStream::tryRead(void* buffer, size_t min, size_t max) {
   return read_more(static_cast<kj::byte*>(buffer), min, max, 0);
 }
 
+bool UvStream::unread() const {
+  int waiting = 0;
+  return ::ioctl(fd_.get(), FIONREAD, &waiting) == 0 && waiting > 0;
+}
+
 /// How much came (0: the end), or a negative errno; -EAGAIN if the socket has to be waited for.
 ssize_t UvStream::receive(kj::byte* to, size_t size) {
   return tls_ ? receive_tls(to, size) : receive_raw(to, size);
@@ -101,7 +107,10 @@ ssize_t UvStream::receive_raw(kj::byte* to, size_t size) {
     if (errno != EAGAIN && errno != EWOULDBLOCK) return -errno;
     return failed_ ? -ECONNRESET : -EAGAIN;
   }
-  if (n > 0) last_received_ = loop_.timer().now();
+  if (n > 0) {
+    read_any_ = true;
+    last_received_ = loop_.timer().now();
+  }
   // Polling tells when there is more, or the end, without a call that finds nothing.
   emptied_ = n > 0 && static_cast<size_t>(n) < size;
   return n;

@@ -80,6 +80,10 @@ class UvStream final : public kj::AsyncIoStream, private Flushable {
   std::size_t buffered() const { return out_.size() - sent_ + (tls_ ? unsealed() : 0); }
   /// When bytes last arrived, on the loop's clock; at first, when the stream was made.
   kj::TimePoint last_received() const { return last_received_; }
+  /// Whether something waits in the socket to be read. A system call.
+  bool unread() const;
+  /// Whether the other side has said anything: what was read, or waits to be.
+  bool heard() const { return read_any_ || unread(); }
 
  private:
   using Fulfiller = kj::Maybe<kj::Own<kj::PromiseFulfiller<void>>>;
@@ -118,6 +122,7 @@ class UvStream final : public kj::AsyncIoStream, private Flushable {
   Fulfiller writable_;
   std::vector<kj::Own<kj::PromiseFulfiller<void>>> drained_;
   bool emptied_ = false;  // the last read took all that the socket had
+  bool read_any_ = false;
   kj::TimePoint last_received_;
   kj::Array<kj::byte> in_;
   size_t in_begin_ = 0, in_end_ = 0;

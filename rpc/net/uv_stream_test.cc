@@ -5,7 +5,9 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include <weir/rpc/net/listener.h>
 #include <weir/rpc/net/test_util.h>
@@ -245,6 +247,24 @@ TEST(Listener, AcceptsOnBothFamiliesAndCountsConnections) {
     test::RawSocket four(listener.address());
     ASSERT_TRUE(test::eventually(loop, [&] { return accepted.size() == 2; }));
     accepted.clear();
+  }
+}
+
+TEST(Listener, AcceptsFewInATurnWhereEachCostsMuch) {
+  EventLoop loop;
+  std::vector<kj::Own<UvStream>> accepted;
+  Listener listener(loop, 64,
+                    [&](kj::Own<UvStream> s, const Address&) { accepted.push_back(kj::mv(s)); });
+  listener.accept_few();
+  std::string error;
+  ASSERT_TRUE(listener.open("127.0.0.1:0", error)) << error;
+  std::vector<std::unique_ptr<test::RawSocket>> callers;
+  for (int i = 0; i < 3 * Listener::kFew; ++i) {
+    callers.push_back(std::make_unique<test::RawSocket>(listener.address()));
+  }
+  for (std::size_t turn = 1; turn <= 3; ++turn) {
+    uv_run(loop.uv(), UV_RUN_NOWAIT);
+    EXPECT_EQ(accepted.size(), turn * std::size_t{Listener::kFew});
   }
 }
 

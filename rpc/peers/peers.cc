@@ -769,6 +769,7 @@ bool PeerNetwork::Impl::start(std::string& error) {
   }
   keys.push_back(derive_key(options.secret));
   if (!options.previous_secret.empty()) keys.push_back(derive_key(options.previous_secret));
+  if (options.tls != nullptr) listener.accept_few();
   if (!listener.open(options.listen, error)) return false;
   started = running = true;
   tasks.add(sweep());
@@ -804,13 +805,14 @@ bool PeerNetwork::Impl::two_of_name(crdt::PeerIndex peer) const {
 
 /// For one more stranger, from `host`. The oldest one goes that has said nothing: a member speaks
 /// as soon as it is connected, and is not put out by however many come behind it and are silent.
+/// Many may be accepted in one turn, before anything is read, so what waits in a socket counts as
+/// said.
 void PeerNetwork::Impl::make_room(const std::string& host) {
   struct Group {
     void add(Inbound& in) {
       ++size;
       if (oldest == nullptr) oldest = &in;
-      const bool silent = in.connection->stream().last_received() <= in.connection->opened();
-      if (silent && oldest_silent == nullptr) oldest_silent = &in;
+      if (oldest_silent == nullptr && !in.connection->stream().heard()) oldest_silent = &in;
     }
     Inbound& first_to_go() const { return oldest_silent != nullptr ? *oldest_silent : *oldest; }
     std::size_t size = 0;

@@ -83,9 +83,10 @@ struct PeerOptions {
   std::size_t max_in_flight_bytes = 8u << 20;  ///< and their size together
   /// Inbound connections without a proof of who it is; each member's session has a place of its own
   /// beside them. For one more the oldest goes that has said nothing, or the oldest: of those from
-  /// the same address if these are as many as one address may have.
-  std::size_t max_strangers = 32;
-  std::size_t max_strangers_of_address = 16;
+  /// the same address if these are as many as one address may have. Who floods it must bring so
+  /// many, faster than a member gets its first bytes out, to keep that member waiting.
+  std::size_t max_strangers = 128;
+  std::size_t max_strangers_of_address = 64;
   Nanos stranger_timeout = 2 * kSecond;  ///< to prove it, about
 
   /// What one peer is asked to decide (PeerNetwork::ask), beside the messages.

@@ -581,7 +581,7 @@ TEST_F(DialerTest, StrangersTakeNoMembersPlace) {
   const auto open = [&] {
     return std::count_if(silent.begin(), silent.end(), [](auto& one) { return !one->ended(); });
   };
-  ASSERT_TRUE(eventually([&] { return open() < 16; }));
+  ASSERT_TRUE(eventually([&] { return open() <= 64; }));
   // The youngest stay, and a member is none of them.
   EXPECT_FALSE(silent.back()->ended());
   for (int i = 0; i < 100; ++i) {
@@ -589,6 +589,18 @@ TEST_F(DialerTest, StrangersTakeNoMembersPlace) {
   }
   send(d, ack(4)).wait(loop_.wait_scope());
   EXPECT_EQ(a_->handler.received.size(), 1u);
+}
+
+TEST_F(DialerTest, WhoHasSpokenStaysThoughNobodyHasReadItYet) {
+  // All of them wait to be accepted before anything is read.
+  test::RawSocket speaker(test::local(port_a_));
+  ASSERT_TRUE(speaker.send({0, 0, 0, 0}));
+  std::vector<std::unique_ptr<test::RawSocket>> silent;
+  for (int i = 0; i < 200; ++i) {
+    silent.push_back(std::make_unique<test::RawSocket>(test::local(port_a_)));
+  }
+  ASSERT_TRUE(eventually([&] { return silent[100]->ended(); }));
+  EXPECT_FALSE(speaker.ended());
 }
 
 TEST_F(DialerTest, TwoNodesOfOneNameAreFoundOut) {
