@@ -27,6 +27,7 @@ constexpr Nanos kForgetMembersEvery = 10 * kMinute;
 /// Cells that are dropped in a tick, buckets and windows, so that no tick takes long.
 constexpr unsigned kBucketsPerTick = 1024;
 constexpr std::size_t kFreedPerTick = 4096;
+constexpr std::size_t kEnteredAtOnce = 2048;
 constexpr std::size_t kLookedPerPush = 2 * kMaxDeltaCells;
 /// Cells that were kept aside join the others so many max_skew before their windows begin: before
 /// rights of these are transferred (EscrowAgent).
@@ -347,20 +348,31 @@ struct Replica::Impl {
 
   void persisted(WriteId upto, Nanos now) {
     last_persisted = std::max(last_persisted, std::min(upto, last_write));
-    while (!pending.empty() && pending.front().write <= last_persisted) {
+    enter_durable(kEnteredAtOnce);
+    send_acks();
+    if (next_sync <= now) sync(now);
+  }
+
+  /// Own counts that are durable by now.
+  bool behind_disk() const { return !pending.empty() && pending.front().write <= last_persisted; }
+
+  /// They enter the state, whole writes of about `most`: one commit may make many durable. The
+  /// others wait for the next tick.
+  void enter_durable(std::size_t most) {
+    for (std::size_t entered = 0; behind_disk() && entered < most; pending.pop_front()) {
       const std::vector<OwnCount>& counts = pending.front().counts;
+      entered += counts.size();
       cells.for_each_ahead(std::span(counts), CellOf(), [this](const OwnCount& own) {
         if (own.cell.is_bucket()) arrived(own);
         apply_own(own, pending.front().write);
       });
-      pending.pop_front();
     }
-    for (; !resets.empty() && resets.front().first <= last_persisted; resets.pop_front()) {
+    // A reset concerns own counts of writes before it, so not before these.
+    const WriteId done = behind_disk() ? pending.front().write - 1 : last_persisted;
+    for (; !resets.empty() && resets.front().first <= done; resets.pop_front()) {
       auto at = reset_at.find(resets.front().second);
       if (at != reset_at.end() && at->second == resets.front().first) reset_at.erase(at);
     }
-    send_acks();
-    if (next_sync <= now) sync(now);
   }
 
   void send_acks() {
@@ -765,6 +777,7 @@ struct Replica::Impl {
   }
 
   void tick(Nanos now) {
+    if (behind_disk()) enter_durable(kEnteredAtOnce);
     expire(now);
     join_early(now);
     if (now >= next_sync) sync(now);
@@ -863,6 +876,9 @@ WriteId Replica::written() const {
 WriteId Replica::durable() const {
   return impl_->last_persisted;
 }
+bool Replica::behind_disk() const {
+  return impl_->behind_disk();
+}
 
 void Replica::persisted(WriteId upto, Nanos now) {
   impl_->persisted(upto, now);
@@ -929,6 +945,7 @@ void Replica::flush(Nanos now) {
 }
 
 void Replica::reincarnate(const Incarnation& fresh, bool memory_only) {
+  impl_->enter_durable(std::numeric_limits<std::size_t>::max());
   impl_->stream.clear();
   impl_->stream_floor = impl_->head;
   impl_->pending_buckets.clear();

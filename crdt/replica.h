@@ -137,7 +137,8 @@ inline constexpr std::uint64_t kMostRelayedUnits = std::uint64_t{1} << 48;
 /// no thread, reads no clock, and is driven by one thread (not thread-safe).
 ///
 /// Laws of docs/specification.md:
-///  - An own count enters the state, and so may be sent, only once persisted (or at once with
+///  - An own count enters the state, and so may be sent, only after it is persisted (or at once
+///  with
 ///    `memory_only`, where the incarnation dies with the process).
 ///  - A push is acknowledged only once what it changed is persisted.
 ///  - The floor (now - max_skew) only rises; cells below it are dropped by generation, and late
@@ -170,6 +171,9 @@ class Replica {
 
   /// All writes up to `upto` are durable.
   void persisted(WriteId upto, Nanos now);
+  /// Own counts are durable that have not entered the state yet: some do with each persisted() and
+  /// tick(), so that one call takes no longer than some milliseconds.
+  bool behind_disk() const;
 
   /// A session to `peer` is up and its incarnation is known. Idempotent for the same incarnation.
   void peer_up(PeerIndex peer, const Incarnation& incarnation, Nanos now);

@@ -200,10 +200,14 @@ class Limiter {
   /// drain everything, then Replica::retire_buckets(floor), so that a bucket's slots are forgotten
   /// here first.
   std::size_t sweep(Nanos floor);
+  /// A whole pass over all series.
+  struct Swept {
+    Nanos floor = 0;            ///< of its first call: what was over then is gone
+    std::size_t forgotten = 0;  ///< series
+  };
   /// The same piece by piece, for a loop that must not stand still: looks at about `most` series,
-  /// and the next call goes on from there. Once it has seen all of them, returns the floor of the
-  /// first call of that pass: what was over then is gone.
-  std::optional<Nanos> sweep_some(Nanos floor, std::size_t most);
+  /// and the next call goes on from there. Returns what it did once it has seen all of them.
+  std::optional<Swept> sweep_some(Nanos floor, std::size_t most);
 
   /// For the driver of a replica, with LimiterOptions::replicated (replica_side.h). Valid as long
   /// as this limiter is.

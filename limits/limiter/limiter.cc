@@ -297,7 +297,7 @@ std::size_t Limiter::sweep(Nanos floor) {
   return impl_->sweep(floor);
 }
 
-std::optional<Nanos> Limiter::sweep_some(Nanos floor, std::size_t most) {
+std::optional<Limiter::Swept> Limiter::sweep_some(Nanos floor, std::size_t most) {
   return impl_->sweep_some(floor, most);
 }
 

@@ -49,6 +49,7 @@ std::span<const LogEntry> read_log(const Series* series, std::uint64_t most);
 struct SweepPass {
   Nanos floor = 0;
   std::size_t segment = 0;
+  std::size_t forgotten = 0;
   std::optional<NumbersInUse> in_use;  // if numbers are to be forgotten
   std::uint64_t version = 0;           // of the rules as it began
 };
@@ -403,7 +404,7 @@ struct Limiter::Impl {
   static void keep_reserve(const CompiledRule& compiled, Item& item, WindowCell& cell);
   void forget_until(Nanos until);
   std::size_t sweep(Nanos floor);
-  std::optional<Nanos> sweep_some(Nanos floor, std::size_t most);
+  std::optional<Swept> sweep_some(Nanos floor, std::size_t most);
 
   void reload(std::unique_ptr<Program> prepared);
 

@@ -426,7 +426,7 @@ std::size_t Limiter::Impl::sweep(Nanos floor) {
   return gone;
 }
 
-std::optional<Nanos> Limiter::Impl::sweep_some(Nanos floor, std::size_t most) {
+std::optional<Limiter::Swept> Limiter::Impl::sweep_some(Nanos floor, std::size_t most) {
   std::lock_guard lock(sweep_mutex);
   if (pass.segment == 0) {
     pass.floor = floor;
@@ -435,13 +435,16 @@ std::optional<Nanos> Limiter::Impl::sweep_some(Nanos floor, std::size_t most) {
     forget_until(floor);
   }
   table.visit_some(pass.segment, most, [this](SeriesEntry& entry) {
-    if (is_over(entry, pass.floor)) return true;
+    if (is_over(entry, pass.floor)) {
+      ++pass.forgotten;
+      return true;
+    }
     if (pass.in_use) pass.in_use->note(table.rule(entry));
     return false;
   });
   if (pass.segment != 0) return std::nullopt;
   if (pass.in_use) rules.end_reclaim(*pass.in_use, pass.version);
-  return pass.floor;
+  return Swept{pass.floor, std::exchange(pass.forgotten, 0)};
 }
 
 void Limiter::Impl::reload(std::unique_ptr<Program> prepared) {

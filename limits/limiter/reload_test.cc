@@ -415,10 +415,11 @@ TEST(SweepInPieces, EndsWithWhatASweepWouldHaveForgotten) {
   ASSERT_EQ(under.limiter.series_count(), static_cast<std::size_t>(kKeys));
   int calls = 1;
   // The floor is that of the first call.
-  std::optional<Nanos> floor = under.limiter.sweep_some(kNow + kHour / 2, 2000);
-  for (; !floor; ++calls) floor = under.limiter.sweep_some(kNow + kDay, 2000);
+  std::optional<Limiter::Swept> swept = under.limiter.sweep_some(kNow + kHour / 2, 2000);
+  for (; !swept; ++calls) swept = under.limiter.sweep_some(kNow + kDay, 2000);
   EXPECT_GE(calls, kKeys / 3000);
-  EXPECT_EQ(floor, kNow + kHour / 2);
+  EXPECT_EQ(swept->floor, kNow + kHour / 2);
+  EXPECT_EQ(swept->forgotten, static_cast<std::size_t>(kKeys / 2));
   EXPECT_EQ(under.limiter.series_count(), static_cast<std::size_t>(kKeys / 2));
   while (!under.limiter.sweep_some(kNow + kDay, 2000)) {
   }

@@ -12,11 +12,14 @@
 namespace weir::node {
 namespace {
 
-constexpr std::size_t kDrainBatch = 2048;
-/// Counts that are handed over in one pump: some milliseconds' work.
-constexpr std::size_t kMostDrained = 4096;
-/// Between two passes of the sweep, for each series.
+constexpr std::size_t kDrainBatch = 512;
+/// Counts that are handed over in one pump. Into new cells among ten million, with the memory that
+/// they need, one takes up to 4 µs.
+constexpr std::size_t kMostDrained = 1024;
+/// Between two passes of the sweep, for each series; so many times that where the last one found
+/// next to nothing to forget and nobody is in want of room, so that rest is rest.
 constexpr Nanos kSweepPause = 4 * kMicrosecond;
+constexpr Nanos kSweepPatience = 5;
 /// A wall clock that is too far behind is believed after so long: it may be about to jump again.
 constexpr Nanos kBehindFor = kSecond;
 /// More than this between two pumps is the clock's leap, or a loop that was busy: no fault of the
@@ -144,7 +147,7 @@ bool Engine::handed_over() {
     handed_over_write_ = last_write_;
     handed_over_stamp_ = 0;
   }
-  if (writing_ && persisted_ < handed_over_write_) return false;
+  if (writing_ && (persisted_ < handed_over_write_ || replica_->behind_disk())) return false;
   bool told = true;
   for (const crdt::PeerStatus& peer : replica_->peers()) {
     // What is durable has its stamp.
@@ -302,6 +305,12 @@ Error Engine::shed(const Request& request, Nanos wall) {
     why = "the disk has committed nothing for " +
           std::to_string((wall - waits_since_) / kMillisecond) + " ms";
   }
+  if (!may_wait_for_disk(request, wall)) return {};
+  ++shed_;
+  return {ErrorKind::overloaded, why};
+}
+
+bool Engine::may_wait_for_disk(const Request& request, Nanos wall) {
   const std::shared_ptr<const RuleSet> rules = limiter_->rules();
   const Nanos now = clock(wall);
   std::vector<std::uint32_t> matched;
@@ -311,11 +320,9 @@ Error Engine::shed(const Request& request, Nanos wall) {
     const bool waits = std::any_of(matched.begin(), matched.end(), [&](std::uint32_t index) {
       return limiter_->would_wait(index, part, now);
     });
-    if (!waits) continue;
-    ++shed_;
-    return {ErrorKind::overloaded, why};
+    if (waits) return true;
   }
-  return {};
+  return false;
 }
 
 void Engine::pump(Nanos wall) {
@@ -329,7 +336,7 @@ void Engine::pump(Nanos wall) {
   limiter_->settle_due(now, kSettleBatch);
   watch_space(now);
   holding_ = writing_ && (renewing_ || store_->backlog() >= options_.max_backlog);
-  if (now >= next_sweep_ && !holding_) {
+  if (!holding_ && sweep_due(now)) {
     step("sweep");
     sweep(now);
   }
@@ -337,6 +344,7 @@ void Engine::pump(Nanos wall) {
   escrow_->pump(now);
   step("drain");
   // The limiter has forgotten first, and what it still knows is drained: see retire_buckets().
+  more_to_drain_ = false;
   drained_all_ = !holding_ && drain(now);
   if (drained_all_ && swept_) {
     step("retire");
@@ -360,26 +368,40 @@ void Engine::pump(Nanos wall) {
   answer_waiters(false);
 }
 
-/// A piece of a pass over all series. The more there are, the longer until the next pass: what is
-/// over and takes a place meanwhile is little beside them, and at rest they cost next to nothing.
+/// The more series there are, the longer until the next pass: what is over and takes a place
+/// meanwhile is little beside them.
+bool Engine::sweep_due(Nanos now) const {
+  if (sweeping_) return true;
+  const auto series = static_cast<Nanos>(limiter_->series_count());
+  const Nanos pause = std::max(options_.sweep_interval, series * kSweepPause);
+  const bool wanted = sweep_found_some_ || limiter_->series_refused() != refused_when_swept_;
+  return now - swept_at_ >= (wanted ? pause : kSweepPatience * pause);
+}
+
+/// A piece of a pass over all series.
 void Engine::sweep(Nanos now) {
-  std::optional<Nanos> floor =
+  const std::optional<Limiter::Swept> swept =
       limiter_->sweep_some(now - options_.replica.max_skew, options_.sweep_piece);
-  if (!floor) return;
-  swept_ = floor;
+  sweeping_ = !swept;
+  if (sweeping_) return;
+  swept_ = swept->floor;
   {
     std::lock_guard lock(over_admission_mutex_);
     over_admission_.sweep();
   }
-  auto series = static_cast<Nanos>(limiter_->series_count());
-  next_sweep_ = now + std::max(options_.sweep_interval, series * kSweepPause);
+  swept_at_ = now;
+  sweep_found_some_ = swept->forgotten * 100 > limiter_->series_count();
+  refused_when_swept_ = limiter_->series_refused();
 }
 
 /// True if everything that was waiting has been handed over.
 bool Engine::drain(Nanos now) {
   std::size_t drained = 0;
   for (bool more = true; more; drained += counts_.size()) {
-    if (drained >= kMostDrained) return false;
+    if (drained >= kMostDrained) {
+      more_to_drain_ = true;
+      return false;
+    }
     counts_.clear();
     more = limiter_->replica_side().drain(counts_, kDrainBatch);
     if (!counts_.empty()) {

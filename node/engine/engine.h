@@ -186,10 +186,15 @@ class Engine {
   /// is overloaded(). Empty: decide it. A slow disk so costs no memory, nor others their time. Any
   /// thread.
   Error shed(const Request& request, Nanos wall);
+  /// Whether its answer may have to wait for a commit. Any thread.
+  bool may_wait_for_disk(const Request& request, Nanos wall);
   bool has_waiters() const { return !waiters_.empty(); }
 
   /// Moves counts along and does what is due. Call every few milliseconds.
   void pump(Nanos wall);
+  /// The last pump() stopped as it had done enough for one turn of a loop: there is more to be done
+  /// in the next one.
+  bool has_more() const { return more_to_drain_ || replica_->behind_disk(); }
   void committed(crdt::WriteId upto, Nanos wall);
   /// The node goes on in memory, under a fresh incarnation, and opens the store again once it can
   /// be, after a second, later each time, up to kLongestReopenWait.
@@ -241,6 +246,7 @@ class Engine {
   void let_go(Nanos now);
   void tell_fullness(Nanos now);
   bool drain(Nanos now);
+  bool sweep_due(Nanos now) const;
   void sweep(Nanos now);
   void dispatch();
   void reopen_store(Nanos wall);
@@ -268,7 +274,11 @@ class Engine {
   bool set_back_ = false;
   Nanos was_set_back_ = 0;  // before the start
   Nanos time_stood_ = 0;    // at the ceiling
-  Nanos next_sweep_ = 0;
+  // The last pass of the sweep over all series.
+  Nanos swept_at_ = 0;
+  bool sweeping_ = false;  // it goes on
+  bool sweep_found_some_ = true;
+  std::uint64_t refused_when_swept_ = 0;
   std::optional<Nanos> swept_;    // a pass has ended that began with this floor
   std::uint64_t generation_ = 1;  // of drains: what is decided now is in the one that ends next
   crdt::WriteId last_write_ = 0;
@@ -288,6 +298,7 @@ class Engine {
   Nanos series_told_ = 0;             // when, by this engine's clock; 0: there was room since
   std::mutex over_admission_mutex_;
   OverAdmission over_admission_;
+  bool more_to_drain_ = false;           // it stopped at kMostDrained
   bool drained_all_ = false;             // the last pump() left nothing in the limiter
   bool last_counts_known_ = false;       // what hand_over() found is in handed_over_write_
   std::vector<std::size_t> heirs_;       // EscrowAgent::handed_over, as it was last
