@@ -23,6 +23,7 @@
 #include <weir/node/report/report.h>
 #include <weir/node/service/coordinator.h>
 #include <weir/node/setup.h>
+#include <weir/node/time_share.h>
 #include <weir/node/uv_handle.h>
 #include <weir/node/version.h>
 #include <weir/node/worker.h>
@@ -41,6 +42,13 @@ constexpr std::uint64_t kLetGoMs = 250;
 constexpr std::uint64_t kHandOverMs = 1000;
 /// Time for the last answers to leave before connections close.
 constexpr std::uint64_t kFarewellMs = 50;
+
+/// What the messages of one peer may take of the main loop: a part of the time, and so much at
+/// once.
+constexpr Nanos kPeerPercent = 75;
+constexpr Nanos kPeerBurst = 500 * kMillisecond;
+/// Calls of one caller for the status, at the client port.
+constexpr std::size_t kReportsPerSecond = 10;
 
 /// What the main loop's thread does, for the metric of its longest turns.
 using Turn = rpc::TurnMeter::Scope;
@@ -66,6 +74,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   std::unique_ptr<storage::Store> store;
   std::unique_ptr<Engine> engine;
   std::unique_ptr<Coordinator> coordinator;
+  CallerBudgets budgets;
   rpc::Background background{loop};
   Certificates certificates;
   Access access;
@@ -75,6 +84,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   ClockWatch clocks;
   const Nanos restart_not_before;  // on the monotonic clock
   Nanos links_looked_at = 0;
+  std::vector<TimeShare> shares;  // by peer: of the main loop, for its messages
   std::vector<bool> two_of_name;  // by peer: it was logged
   bool namesake = false;          // the same of this node's name
   MainLoopAnswers answers;
@@ -100,11 +110,13 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
         control(
             std::move(loaded), [this](const RuleSet& set) { return unsuitable(set, config); }, out,
             wall_clock()),
+        budgets(EngineOptions{}.max_waiting * config.caller_percent / 100, kReportsPerSecond),
         certificates(config, out, background),
         access(&out),
         access_control(config, access, out, background),
         clocks(config.max_skew, out),
-        restart_not_before(no_restart_before) {
+        restart_not_before(no_restart_before),
+        shares(config.peers.size(), TimeShare(kPeerPercent, kPeerBurst)) {
     if (config.threads == 0) config.threads = usable_cores();
     loop.measure_turns();
   }
@@ -244,17 +256,17 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
 
   bool start_fronts(std::string& error) {
     auto wall = [this] { return wall_clock(); };
-    report = std::make_unique<NodeReport>(
-        NodeReport::Sources{config, *engine, *coordinator, control, store.get(), peers.get(),
-                            clocks, wall, config.threads, *loop.meter(), background,
-                            config.tls.empty() ? nullptr : &certificates, access, access_control});
+    report = std::make_unique<NodeReport>(NodeReport::Sources{
+        config, *engine, *coordinator, control, store.get(), peers.get(), clocks, wall,
+        config.threads, *loop.meter(), background, config.tls.empty() ? nullptr : &certificates,
+        access, access_control, budgets});
     answers.rules = [this](std::string_view known) { return control.answer(known); };
     answers.status = [this](std::function<void(std::string)> done) {
       Turn turn(loop.meter(), "status");
       report->status_json(std::move(done));
     };
     shared = std::make_unique<Worker::Shared>(Worker::Shared{
-        config, loop, *engine, *coordinator, answers, wall, others, certificates, access});
+        config, loop, *engine, *coordinator, budgets, answers, wall, others, certificates, access});
     for (unsigned i = 0; i < config.threads; ++i) {
       workers.push_back(std::make_unique<Worker>(*shared));
     }
@@ -289,11 +301,9 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     pump_timer = std::make_unique<UvHandle<uv_timer_t>>();
     uv_timer_init(loop.uv(), pump_timer->get());
     pump_timer->get()->data = this;
-    auto interval =
+    const auto interval =
         static_cast<std::uint64_t>(std::max<Nanos>(1, config.commit_interval / kMillisecond));
-    uv_timer_start(
-        pump_timer->get(), [](uv_timer_t* timer) { static_cast<Impl*>(timer->data)->pump(); },
-        interval, interval);
+    pump_in(interval, interval);
     watch =
         std::make_unique<RulesWatch>(loop.uv(), config.rules, RulesWatchOptions{},
                                      [this](LoadedRules loaded) { take_rules(std::move(loaded)); });
@@ -350,6 +360,13 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     }
   }
 
+  /// The first time, and from then on, in milliseconds.
+  void pump_in(std::uint64_t first, std::uint64_t each) {
+    uv_timer_start(
+        pump_timer->get(), [](uv_timer_t* timer) { static_cast<Impl*>(timer->data)->pump(); },
+        first, each);
+  }
+
   void pump() {
     if (closed) return;
     Turn turn(loop.meter(), "tick");
@@ -366,6 +383,8 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
     if (engine->ready_for_more()) {
       for (auto& held : std::exchange(held_peers, {})) held->fulfill();
     }
+    // In a turn of its own: others come in between.
+    if (engine->has_more() && pump_timer) pump_in(1, uv_timer_get_repeat(pump_timer->get()));
     if (stopping) close_once_told();
   }
 
@@ -522,8 +541,20 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   kj::Promise<void> receive(crdt::PeerIndex peer, const crdt::Incarnation& from,
                             crdt::Message message) override {
     if (closed) return kj::READY_NOW;
+    const auto cpu = rpc::system_turn_clocks().cpu;
+    const Nanos began = cpu();
     engine->receive(peer, from, message, wall_clock());
-    if (engine->ready_for_more()) return kj::READY_NOW;
+    const Nanos now = monotonic();
+    const Nanos wait = shares[peer].charge(cpu() - began, now);
+    if (wait == 0) return once_ready();
+    others.warn(now, "peer_slowed",
+                {{"peer", peer_name(config.peers[peer].member)}, {"wait_ms", wait / kMillisecond}});
+    return loop.timer().afterDelay(wait * kj::NANOSECONDS).then([this] { return once_ready(); });
+  }
+
+  /// A message is answered, which lets its sender send another.
+  kj::Promise<void> once_ready() {
+    if (closed || engine->ready_for_more()) return kj::READY_NOW;
     auto held = kj::newPromiseAndFulfiller<void>();
     held_peers.push_back(kj::mv(held.fulfiller));
     return kj::mv(held.promise);

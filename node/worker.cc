@@ -11,8 +11,8 @@ namespace weir::node {
 /// What lives on the worker's own thread.
 struct Worker::Thread {
   Thread(rpc::EventLoop& loop, const Shared& shared)
-      : service(loop, shared.main_loop, shared.engine, shared.coordinator, shared.answers,
-                shared.wall) {}
+      : service(loop, shared.main_loop, shared.engine, shared.coordinator, shared.budgets,
+                shared.answers, shared.wall) {}
   WorkerService service;
   std::vector<std::unique_ptr<Front>> fronts;
 };

@@ -29,6 +29,7 @@ class Worker {
     rpc::EventLoop& main_loop;
     Engine& engine;
     Coordinator& coordinator;
+    CallerBudgets& budgets;
     const MainLoopAnswers& answers;
     std::function<Nanos()> wall;
     LogLimit& log;

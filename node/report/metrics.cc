@@ -159,6 +159,13 @@ void add_access(Page& page, const NodeMetrics& metrics) {
   for (const DenialMetrics& one : metrics.denials) {
     page.add({{"front", one.front}, {"reason", one.reason}}, one.count);
   }
+  const std::string waiting = "waiting";
+  const std::string status = "status";
+  page.counter("weir_caller_over_budget_total",
+               "What callers were refused as they have too much of it already: requests that may "
+               "have to wait, and calls for the status.");
+  page.add({{"what", waiting}}, metrics.requests_over_budget);
+  page.add({{"what", status}}, metrics.reports_over_budget);
   if (!metrics.access_current) return;
   page.gauge("weir_access_current",
              "1 if the access file was taken when it was read last, 0 if it was refused and an "

@@ -157,6 +157,8 @@ struct NodeMetrics {
   std::vector<PeerMetrics> peers;
   std::vector<TlsMetrics> tls;  ///< empty: none
   std::vector<DenialMetrics> denials;
+  std::uint64_t requests_over_budget = 0;  ///< CallerBudgets
+  std::uint64_t reports_over_budget = 0;
   std::optional<bool> access_current;  ///< the access file was taken when read last; none: no file
   std::optional<StorageMetrics> storage;  ///< none: in memory only
   std::optional<HomeMetrics> home;        ///< none: no rule has a home

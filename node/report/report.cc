@@ -204,6 +204,31 @@ std::map<std::string, std::uint64_t> units_by_region(const crdt::Replica& replic
 NodeReport::NodeReport(Sources sources) : from_(std::move(sources)), started_at_(from_.wall()) {}
 
 void NodeReport::status_json(Text done) {
+  ask(status_, std::move(done));
+}
+
+void NodeReport::metrics(Text done) {
+  ask(metrics_, std::move(done));
+}
+
+void NodeReport::ask(Kind& kind, Text done) {
+  kind.waiting.push_back(std::move(done));
+  if (!kind.making) make(kind);
+}
+
+void NodeReport::make(Kind& kind) {
+  kind.making = true;
+  auto told = std::exchange(kind.waiting, {});
+  (this->*kind.make)([this, alive = std::weak_ptr(alive_), &kind,
+                      told = std::move(told)](const std::string& text) {
+    for (const Text& done : told) done(text);
+    if (alive.expired()) return;
+    kind.making = false;
+    if (!kind.waiting.empty()) make(kind);
+  });
+}
+
+void NodeReport::make_status(Text done) {
   Engine& engine = from_.engine;
   const Nanos wall = from_.wall();
   const Nanos now = engine.clock(wall);
@@ -259,7 +284,7 @@ void NodeReport::status_json(Text done) {
       std::move(done));
 }
 
-void NodeReport::metrics(Text done) {
+void NodeReport::make_metrics(Text done) {
   auto all = std::make_shared<NodeMetrics>(collect());
   make_text(
       [&engine = from_.engine, wall = from_.wall(), all] {
@@ -310,6 +335,8 @@ NodeMetrics NodeReport::collect() {
                              from_.access.denials(front, static_cast<DenialReason>(reason))});
     }
   }
+  out.requests_over_budget = from_.budgets.requests_refused();
+  out.reports_over_budget = from_.budgets.reports_refused();
   if (!from_.config.access.empty()) out.access_current = from_.access_control.current();
   if (from_.certificates != nullptr) {
     for (const Certificates::Use& use : from_.certificates->uses()) {

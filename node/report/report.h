@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include <weir/node/engine/engine.h>
 #include <weir/node/report/clock_watch.h>
 #include <weir/node/report/metrics.h>
+#include <weir/node/service/caller_budgets.h>
 #include <weir/node/service/coordinator.h>
 #include <weir/node/service/service.h>
 #include <weir/rpc/net/background.h>
@@ -42,6 +44,7 @@ class NodeReport final : public Operations {
     const Certificates* certificates = nullptr;  ///< null: no TLS
     const Access& access;
     const AccessControl& access_control;
+    const CallerBudgets& budgets;
   };
   explicit NodeReport(Sources sources);
 
@@ -50,6 +53,18 @@ class NodeReport final : public Operations {
   std::vector<Condition> conditions() override;
 
  private:
+  /// Reports of one kind. One is made at a time; who asks meanwhile waits for the next one, and all
+  /// of these get the same.
+  struct Kind {
+    void (NodeReport::*make)(Text done);
+    std::vector<Text> waiting = {};
+    bool making = false;
+  };
+
+  void ask(Kind& kind, Text done);
+  void make(Kind& kind);
+  void make_status(Text done);
+  void make_metrics(Text done);
   void make_text(std::function<std::string()> make, Text done);
   NodeMetrics collect();
   void collect_peers(NodeMetrics& out, Nanos now);
@@ -57,6 +72,9 @@ class NodeReport final : public Operations {
 
   Sources from_;
   const Nanos started_at_;
+  Kind status_{&NodeReport::make_status};
+  Kind metrics_{&NodeReport::make_metrics};
+  std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);
 };
 
 }  // namespace weir::node

@@ -114,6 +114,7 @@ struct ServiceNodeOptions {
   std::uint64_t boot = 0;           ///< no incarnation is used twice
   std::size_t workers = 2;
   std::size_t max_waiting = 1000;
+  std::size_t max_waiting_of_caller = 1000;
   Nanos start = 0;
 };
 
@@ -123,7 +124,8 @@ class ServiceNode final : private rpc::Flushable {
  public:
   class Worker;
 
-  explicit ServiceNode(ServiceNodeOptions options) : now(options.start) {
+  explicit ServiceNode(ServiceNodeOptions options)
+      : now(options.start), budgets(options.max_waiting_of_caller, 10) {
     EngineOptions engine_options;
     ForwardOptions home;
     engine_options.replica.self = {"eu", "eu-1"};
@@ -202,6 +204,7 @@ class ServiceNode final : private rpc::Flushable {
   ModelLinks links;
   std::unique_ptr<Engine> engine;
   std::unique_ptr<Coordinator> coordinator;
+  CallerBudgets budgets;
   MainLoopAnswers answers;
   std::function<void(crdt::PeerIndex, const crdt::Message&)> send;
   int commits_wanted = 0;  // how often somebody asked for one
@@ -225,8 +228,8 @@ class ServiceNode::Worker {
     std::promise<void> ready;
     thread_ = std::thread([&] {
       rpc::EventLoop loop;
-      WorkerService service(loop, node.loop, *node.engine, *node.coordinator, node.answers,
-                            [&node] { return node.now.load(); });
+      WorkerService service(loop, node.loop, *node.engine, *node.coordinator, node.budgets,
+                            node.answers, [&node] { return node.now.load(); });
       loop_ = &loop;
       service_ = &service;
       ready.set_value();
@@ -294,7 +297,8 @@ using Replies = std::vector<Reply>;
 
 /// One call of Service::check: what becomes of each of its parts.
 inline std::vector<CallPtr<Replies>> check_parts_on(
-    ServiceNode::Worker& worker, const std::vector<std::vector<rpc::CheckItem>>& parts) {
+    ServiceNode::Worker& worker, const std::vector<std::vector<rpc::CheckItem>>& parts,
+    const Caller& caller = kAnyone) {
   std::vector<CallPtr<Replies>> calls;
   for (std::size_t i = 0; i < parts.size(); ++i) calls.push_back(std::make_shared<Call<Replies>>());
   worker.run([&](WorkerService& service) {
@@ -308,7 +312,7 @@ inline std::vector<CallPtr<Replies>> check_parts_on(
         requests.push_back(kept.back()->request);
       }
     }
-    service.check(requests, sizes, kAnyone, [calls](std::size_t part, std::span<Reply> replies) {
+    service.check(requests, sizes, caller, [calls](std::size_t part, std::span<Reply> replies) {
       Call<Replies>& call = *calls.at(part);
       call.answer.assign(replies.begin(), replies.end());
       call.on = std::this_thread::get_id();
@@ -320,8 +324,9 @@ inline std::vector<CallPtr<Replies>> check_parts_on(
 }
 
 /// The same of one part.
-inline CallPtr<Replies> check_on(ServiceNode::Worker& worker, std::vector<rpc::CheckItem> items) {
-  return check_parts_on(worker, {std::move(items)})[0];
+inline CallPtr<Replies> check_on(ServiceNode::Worker& worker, std::vector<rpc::CheckItem> items,
+                                 const Caller& caller = kAnyone) {
+  return check_parts_on(worker, {std::move(items)}, caller)[0];
 }
 
 inline void ServiceNode::arrive() {

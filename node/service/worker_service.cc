@@ -34,12 +34,14 @@ struct WorkerService::Waiting final : Pending {
   std::vector<Reply> replies;
   std::vector<Late> uncommitted;
   std::size_t open = 0;  // answers that are still to come
+  CallerBudgets::Hold hold;
   std::shared_ptr<CheckDone> done;
 };
 
 template <typename Answer>
 struct WorkerService::Asked final : Pending {
   Done<Answer> done;
+  CallerBudgets::Hold hold;
 };
 
 struct WorkerService::Uncommitted final : Pending {
@@ -56,11 +58,12 @@ struct WorkerService::Crossing {
 };
 
 WorkerService::WorkerService(rpc::EventLoop& loop, rpc::EventLoop& main_loop, Engine& engine,
-                             Coordinator& coordinator, const MainLoopAnswers& answers,
-                             std::function<Nanos()> wall)
+                             Coordinator& coordinator, CallerBudgets& budgets,
+                             const MainLoopAnswers& answers, std::function<Nanos()> wall)
     : loop_(loop),
       engine_(engine),
       coordinator_(coordinator),
+      budgets_(budgets),
       state_(coordinator.state()),
       answers_(answers),
       wall_(std::move(wall)),
@@ -100,7 +103,25 @@ bool WorkerService::refused(const Request& request, const Caller& caller, Nanos 
   } else {
     error.kind = ErrorKind::none;
   }
+  if (budgets_.any_full() && error.empty()) [[unlikely]]
+    error = over_budget(request, caller, wall);
   return !error.empty();
+}
+
+/// Why it should not be decided now: it may have to wait, and as many of its caller do as may.
+Error WorkerService::over_budget(const Request& request, const Caller& caller, Nanos wall) {
+  if (!budgets_.full(engine_.caller_of(caller.owner()))) return {};
+  if (!may_be_away(request) && !engine_.may_wait_for_disk(request, wall)) return {};
+  budgets_.refused();
+  return {ErrorKind::overloaded,
+          std::to_string(budgets_.most_waiting()) + " requests of this caller wait already"};
+}
+
+/// For a call that waits.
+CallerBudgets::Hold WorkerService::hold_for(const Caller& caller, std::size_t requests) {
+  CallerBudgets::Hold hold = budgets_.hold(engine_.caller_of(caller.owner()));
+  for (std::size_t i = 0; i < requests; ++i) hold.add();
+  return hold;
 }
 
 /// Another member may have to decide it, which the main loop finds out. Nearly always false, and
@@ -157,6 +178,7 @@ void WorkerService::check(std::span<const Request> requests, std::span<const std
                           const Caller& caller, CheckDone done) {
   const Nanos wall = wall_();
   replies_.resize(requests.size());
+  caller_ = &caller;
   parts_ = parts.size();
   const std::span<const Request> here = sort_out(requests, parts, caller, wall);
   if (decisions_.size() < here.size()) decisions_.resize(here.size());
@@ -263,13 +285,17 @@ void WorkerService::finish(const Request& request, const Decision& decision, Rep
       await_commit([this, part = &waiting](bool durable) { committed(*part, durable); });
     }
     ++uncommitted_requests_;
+    waiting.hold.add();
     waiting.uncommitted.push_back({place.index, open_on_failure(decision, *rules)});
   }
 }
 
 WorkerService::Waiting& WorkerService::waiting_for(std::size_t part) {
   if (waiting_.empty()) waiting_.resize(parts_);
-  if (waiting_[part] == nullptr) waiting_[part] = &keep(std::make_unique<Waiting>());
+  if (waiting_[part] == nullptr) {
+    waiting_[part] = &keep(std::make_unique<Waiting>());
+    waiting_[part]->hold = hold_for(*caller_, 0);
+  }
   return *waiting_[part];
 }
 
@@ -277,6 +303,7 @@ WorkerService::Waiting& WorkerService::waiting_for(std::size_t part) {
 std::function<void(Reply)> WorkerService::reply_to(Place place) {
   Waiting& waiting = waiting_for(place.part);
   ++waiting.open;
+  waiting.hold.add();
   return [this, index = place.index, number = waiting.number, way = crossing_](Reply reply) {
     way->send([this, index, number, reply = std::move(reply)]() mutable {
       auto& part = static_cast<Waiting&>(*pending_.at(number));
@@ -322,9 +349,10 @@ void WorkerService::flush() noexcept {
 
 /// What the main loop calls, once, with an answer that goes to `done` here.
 template <typename Answer>
-std::function<void(Answer)> WorkerService::back(Done<Answer> done) {
+std::function<void(Answer)> WorkerService::back(const Caller& caller, Done<Answer> done) {
   Asked<Answer>& asked = keep(std::make_unique<Asked<Answer>>());
   asked.done = std::move(done);
+  asked.hold = hold_for(caller, 1);
   return [this, number = asked.number, way = crossing_](Answer answer) {
     way->send([this, number, answer = std::move(answer)]() mutable {
       const std::unique_ptr<Pending> pending = take(number);
@@ -345,9 +373,10 @@ void WorkerService::reserve(const Request& request, Nanos timeout, const Caller&
   if (!away) ticket = engine_.reserve(request, wall, timeout, decision, holder);
   // Others decide it, or counts that are missing here are brought by the main loop.
   if (away || decision.version == 0) {
-    to_main_.send(
-        [&main = coordinator_, item = rpc::item_of(request), timeout, holder,
-         tell_it = back(std::move(done))] { main.reserve(item, timeout, holder, tell_it); });
+    to_main_.send([&main = coordinator_, item = rpc::item_of(request), timeout, holder,
+                   tell_it = back(caller, std::move(done))] {
+      main.reserve(item, timeout, holder, tell_it);
+    });
     return;
   }
   const RuleSet* rules = rules_of(decision);
@@ -361,7 +390,7 @@ void WorkerService::reserve(const Request& request, Nanos timeout, const Caller&
   // What is held is not durable; without a ticket it was counted, as by a check.
   if (!decision.wants_commit) return done(reply);
   ++uncommitted_requests_;
-  await_commit([reply = std::move(reply), done = std::move(done),
+  await_commit([reply = std::move(reply), done = std::move(done), hold = hold_for(caller, 1),
                 open = open_on_failure(decision, *rules)](bool durable) mutable {
     if (!durable) not_durable(reply.decision, open);
     done(reply);
@@ -386,7 +415,7 @@ void WorkerService::settle(std::string_view ticket, std::uint64_t hits, const Ca
   reply.lapsed = settled.lapsed;
   if (!settled.wants_commit) return done(reply);
   ++uncommitted_requests_;
-  await_commit([reply, done = std::move(done)](bool durable) mutable {
+  await_commit([reply, done = std::move(done), hold = hold_for(caller, 1)](bool durable) mutable {
     reply.degraded = !durable;
     done(reply);
   });
@@ -400,11 +429,18 @@ void WorkerService::lease(const Request& request, const LeaseTerms& asked, const
     reply.decision.fail(error.kind, error.detail);
     return done(reply);
   }
+  if (budgets_.any_full()) [[unlikely]] {
+    if (const Error error = over_budget(request, caller, wall_()); !error.empty()) {
+      LeaseReply reply;
+      reply.decision.fail(error.kind, error.detail);
+      return done(reply);
+    }
+  }
   LeaseTerms terms = asked;
   terms.caller = engine_.caller_of(caller.owner());
   // Where no reload can come in between. One lease stands for many requests.
   to_main_.send([&main = coordinator_, item = rpc::item_of(request), terms,
-                 tell_it = back(std::move(done))] { main.lease(item, terms, tell_it); });
+                 tell_it = back(caller, std::move(done))] { main.lease(item, terms, tell_it); });
 }
 
 void WorkerService::rules(std::string_view known, const Caller& caller, Done<RulesReply> done) {
@@ -413,9 +449,8 @@ void WorkerService::rules(std::string_view known, const Caller& caller, Done<Rul
     reply.error = deny(caller, "read the rules");
     return done(reply);
   }
-  to_main_.send([&main = answers_, known = std::string(known), tell_it = back(std::move(done))] {
-    tell_it(main.rules(known));
-  });
+  to_main_.send([&main = answers_, known = std::string(known),
+                 tell_it = back(caller, std::move(done))] { tell_it(main.rules(known)); });
 }
 
 void WorkerService::status(const Caller& caller, Done<StatusReply> done) {
@@ -424,7 +459,13 @@ void WorkerService::status(const Caller& caller, Done<StatusReply> done) {
     reply.error = deny(caller, "read the status");
     return done(reply);
   }
-  to_main_.send([&main = answers_, tell_it = back(std::move(done))] {
+  if (!budgets_.take_report(engine_.caller_of(caller.owner()), wall_())) {
+    StatusReply reply;
+    reply.error = {ErrorKind::overloaded, std::to_string(budgets_.reports_per_second()) +
+                                              " calls of this caller in this second already"};
+    return done(reply);
+  }
+  to_main_.send([&main = answers_, tell_it = back(caller, std::move(done))] {
     main.status([tell_it](std::string json) { tell_it({{}, std::move(json)}); });
   });
 }

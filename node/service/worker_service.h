@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <weir/node/engine/engine.h>
+#include <weir/node/service/caller_budgets.h>
 #include <weir/node/service/coordinator.h>
 #include <weir/node/service/service.h>
 #include <weir/rpc/net/event_loop.h>
@@ -32,7 +33,7 @@ struct MainLoopAnswers {
 class WorkerService final : public Service, private rpc::Flushable {
  public:
   WorkerService(rpc::EventLoop& loop, rpc::EventLoop& main_loop, Engine& engine,
-                Coordinator& coordinator, const MainLoopAnswers& answers,
+                Coordinator& coordinator, CallerBudgets& budgets, const MainLoopAnswers& answers,
                 std::function<Nanos()> wall);
   ~WorkerService() override;
 
@@ -70,6 +71,8 @@ class WorkerService final : public Service, private rpc::Flushable {
   class Walk;
 
   bool refused(const Request& request, const Caller& caller, Nanos wall, Error& error);
+  Error over_budget(const Request& request, const Caller& caller, Nanos wall);
+  CallerBudgets::Hold hold_for(const Caller& caller, std::size_t requests);
   bool may_be_away(const Request& request);
   bool lacks_rights(const Decision& decision) const;
   const RuleSet* rules_of(const Decision& decision);
@@ -87,7 +90,7 @@ class WorkerService final : public Service, private rpc::Flushable {
   void arrived(Waiting& part);
   void await_commit(AfterCommit done);
   template <typename Answer>
-  std::function<void(Answer)> back(Done<Answer> done);
+  std::function<void(Answer)> back(const Caller& caller, Done<Answer> done);
   template <typename Kind>
   Kind& keep(std::unique_ptr<Kind> pending);
   std::unique_ptr<Pending> take(std::uint64_t number);
@@ -96,6 +99,7 @@ class WorkerService final : public Service, private rpc::Flushable {
   rpc::EventLoop& loop_;
   Engine& engine_;
   Coordinator& coordinator_;
+  CallerBudgets& budgets_;
   SharedState& state_;
   const MainLoopAnswers& answers_;
   const std::function<Nanos()> wall_;
@@ -106,6 +110,7 @@ class WorkerService final : public Service, private rpc::Flushable {
   std::vector<std::size_t> where_;  // their places in the call
   std::vector<Decision> decisions_;
   std::vector<Reply> replies_;
+  const Caller* caller_ = nullptr;
   std::size_t parts_ = 0;
   std::vector<Waiting*> waiting_;  // by part; empty if nothing waits
   // The rules that decisions went by last.

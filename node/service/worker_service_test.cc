@@ -349,6 +349,58 @@ TEST_F(WorkerServiceTest, TooManyThatWaitAreTurnedAway) {
   EXPECT_EQ(checked(item("c", 1, "r"), 1), "allowed r 9/10");
 }
 
+TEST_F(WorkerServiceTest, OneCallerDoesNotWaitForAll) {
+  options_.max_waiting_of_caller = 2;
+  start({alone(rule("r", 100, Durability::commit)), alone(rule("async", 100))});
+  const Caller greedy{.address = "192.0.2.1", .grant = &Grant::everything()};
+  const Caller other{.address = "192.0.2.2", .grant = &Grant::everything()};
+  auto first = check_on(worker(), {item("a", 1, "r"), item("b", 1, "r")}, greedy);
+  // On any worker: what may wait, and nothing else.
+  auto more = check_on(worker(1), {item("c", 1, "async"), item("c", 1, "r")}, greedy);
+  EXPECT_TRUE(more->at_once);
+  const std::string refused = "overloaded: 2 requests of this caller wait already";
+  EXPECT_THAT(texts(more->answer), ElementsAre("allowed async 99/100", refused));
+  const rpc::CheckItem held = item("c", 1, "r");
+  auto reserved = call_on<ReserveReply>(worker(), [&](WorkerService& service, auto done) {
+    const rpc::AsRequest as(held);
+    service.reserve(as.request, kMinute, greedy, std::move(done));
+  });
+  EXPECT_EQ(text(reserved->answer.decision), refused);
+  EXPECT_EQ(node_->budgets.requests_refused(), 2u);
+  auto others = check_on(worker(1), {item("c", 1, "r")}, other);
+  node_->arrive();
+  node_->commit();
+  ASSERT_TRUE(told(first));
+  ASSERT_TRUE(told(others, 1));
+  EXPECT_EQ(text(others->answer[0]), "allowed r 99/100");
+  // Answered, it may wait again.
+  auto again = check_on(worker(1), {item("c", 1, "r")}, greedy);
+  EXPECT_EQ(again->told, 0);
+  node_->arrive();
+  node_->commit();
+  ASSERT_TRUE(told(again, 1));
+  EXPECT_EQ(text(again->answer[0]), "allowed r 98/100");
+}
+
+TEST_F(WorkerServiceTest, OneCallerHasAFewStatusCallsASecond) {
+  start({rule("r", 1)});
+  node_->answers.status = [](std::function<void(std::string)> done) { done("{}"); };
+  const Caller greedy{.address = "192.0.2.1", .grant = &Grant::everything()};
+  const Caller other{.address = "192.0.2.2", .grant = &Grant::everything()};
+  const auto status = [&](const Caller& caller) {
+    auto call = call_on<StatusReply>(worker(), [&](WorkerService& service, auto done) {
+      service.status(caller, std::move(done));
+    });
+    EXPECT_TRUE(told(call));
+    return call->answer.error.to_string();
+  };
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(status(greedy), "");
+  EXPECT_EQ(status(greedy), "overloaded: 10 calls of this caller in this second already");
+  EXPECT_EQ(status(other), "");
+  node_->now += kSecond;
+  EXPECT_EQ(status(greedy), "");
+}
+
 TEST_F(WorkerServiceTest, ANodeThatStopsDecidesNothing) {
   start({rule("r", 10, Durability::commit)});
   auto waiting = check_on(worker(), {item("k")});
