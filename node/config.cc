@@ -1,6 +1,7 @@
 #include <weir/node/config.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -29,6 +30,7 @@ namespace {
 constexpr std::size_t kMaxName = 64;
 constexpr std::size_t kMaxPath = 4096;
 constexpr std::size_t kMaxCertificateName = 2048;
+constexpr std::size_t kMaxForwardedHeaders = 16;
 constexpr std::string_view kPeers = "peers";
 
 using yaml::Value;
@@ -364,9 +366,60 @@ class Parser {
                                  config_.http.reset);
                            }},
                           {"max_connections", integer(1, 65536, config_.http.max_connections)},
-                          {"max_body", [this](const Value& v) {
+                          {"max_body",
+                           [this](const Value& v) {
                              return read_.size(v, 1024, 1u << 20, 1, config_.http.max_body);
-                           }}});
+                           }},
+                          {"forward_auth", [this](const Value& v) { return forward_auth(v); }}});
+    return true;
+  }
+
+  bool forward_auth(const Value& value) {
+    read_.mapping(value,
+                  {{"trusted_proxies", [this](const Value& v) { return trusted_proxies(v); }},
+                   {"headers", [this](const Value& v) { return forwarded_headers(v); }}});
+    return true;
+  }
+
+  bool trusted_proxies(const Value& value) {
+    std::vector<Value> items;
+    if (!read_.items(value, "a list of networks", items)) return false;
+    auto& out = config_.http.forward_auth.trusted_proxies.emplace();
+    for (const Value& item : items) {
+      const std::string* text = read_.scalar(item);
+      const std::optional<MatchCidr> cidr = text == nullptr ? std::nullopt : parse_cidr(*text);
+      if (cidr) {
+        out.push_back(*cidr);
+      } else {
+        read_.expected(item, "a network such as 10.0.0.0/8, with no bits set behind the prefix");
+      }
+    }
+    return true;
+  }
+
+  bool forwarded_headers(const Value& value) {
+    if (!read_.is_map(value)) {
+      return read_.expected(value, "a mapping from header fields to entries: {x-api-key: api_key}");
+    }
+    std::vector<yaml::Reader::Member> members;
+    read_.entries(value, "header field", members);
+    auto& out = config_.http.forward_auth.headers;
+    for (const auto& member : members) {
+      std::string field;
+      std::string entry;
+      if (!name(member.key, field) || !name(member.value, entry)) continue;
+      for (char& c : field) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+      constexpr std::array<std::string_view, 4> kOwn = {"method", "path", "host", "ip"};
+      if (std::find(kOwn.begin(), kOwn.end(), entry) != kOwn.end()) {
+        read_.expected(member.value,
+                       "another name than method, path, host and ip, which are there");
+      } else if (out.size() == kMaxForwardedHeaders) {
+        read_.expected(member.key, fmt::format("at most {} header fields", kMaxForwardedHeaders));
+        return true;
+      } else {
+        out.emplace_back(std::move(field), std::move(entry));
+      }
+    }
     return true;
   }
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <weir/crdt/escrow.h>
@@ -42,10 +43,18 @@ struct StorageConfig {
 /// What X-RateLimit-Reset counts: seconds from now, or the Unix time in seconds.
 enum class ResetFormat : std::uint8_t { seconds, epoch };
 
+/// What gateways ask by forwarding requests (node/fronts/http/forward_auth.h).
+struct ForwardAuthConfig {
+  std::optional<std::vector<MatchCidr>> trusted_proxies;  ///< none: loopback
+  /// Header fields, in lower case, and the entries that they become.
+  std::vector<std::pair<std::string, std::string>> headers;
+};
+
 struct HttpConfig {
   ResetFormat reset = ResetFormat::seconds;
   unsigned max_connections = 1024;
   std::size_t max_body = 64u << 10;  ///< bytes
+  ForwardAuthConfig forward_auth;
 };
 
 /// TLS of the peers, or of a front. Paths as in NodeConfig; what they are is in rpc::TlsOptions.

@@ -15,6 +15,7 @@ namespace weir::node {
 namespace {
 
 using testing::ElementsAre;
+using testing::Pair;
 
 std::vector<std::string> errors(const std::string& yaml, const std::string& file = "node.yaml") {
   const LoadedConfig loaded = parse_config(yaml, file);
@@ -138,10 +139,17 @@ caller_percent: 44
 address_percent: 12
 access: who.yaml
 log: {level: debug, format: text}
-http: {reset: epoch, max_connections: 7, max_body: 8KiB}
+http:
+  reset: epoch
+  max_connections: 7
+  max_body: 8KiB
+  forward_auth: {trusted_proxies: [10.0.0.0/8, "::1"], headers: {X-API-Key: api_key}}
 )",
                                  "/etc/weir/node.yaml");
   EXPECT_EQ(config.secret, "0123456789abcdef");
+  EXPECT_EQ(config.http.forward_auth.trusted_proxies,
+            (std::vector{*parse_cidr("10.0.0.0/8"), *parse_cidr("::1")}));
+  EXPECT_THAT(config.http.forward_auth.headers, ElementsAre(Pair("x-api-key", "api_key")));
   EXPECT_EQ(config.listen_peers, "[::]:7500");
   EXPECT_EQ(fronts(config),
             "clients=0.0.0.0:0 http=[::1]:7502 http=127.0.0.1:7502 admin=127.0.0.1:7503 ");

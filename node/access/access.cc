@@ -6,36 +6,13 @@
 #include <cstring>
 #include <ctime>
 
+#include <weir/node/access/network.h>
+
 namespace weir::node {
 namespace {
 
 constexpr double kLinesAtOnce = 10;
 constexpr std::size_t kShownWhat = 200;
-
-std::array<std::uint8_t, 16> mapped(const rpc::Address& address) {
-  if (address.v6) return address.ip;
-  std::array<std::uint8_t, 16> out{};
-  out[10] = out[11] = 0xff;
-  std::copy_n(address.ip.begin(), 4, out.begin() + 12);
-  return out;
-}
-
-bool holds(const MatchCidr& cidr, const std::array<std::uint8_t, 16>& ip) {
-  const std::size_t whole = cidr.bits / 8;
-  if (std::memcmp(cidr.network.data(), ip.data(), whole) != 0) return false;
-  const unsigned rest = cidr.bits % 8;
-  return rest == 0 || (cidr.network[whole] ^ ip[whole]) >> (8 - rest) == 0;
-}
-
-bool within(const MatchCidr& inner, const MatchCidr& outer) {
-  return inner.bits >= outer.bits && holds(outer, inner.network);
-}
-
-const std::array<MatchCidr, 2>& loopback() {
-  static const std::array<MatchCidr, 2> networks = {*parse_cidr("127.0.0.0/8"),
-                                                    *parse_cidr("::1/128")};
-  return networks;
-}
 
 bool is_loopback_network(const MatchCidr& cidr) {
   return std::any_of(loopback().begin(), loopback().end(),
@@ -91,7 +68,7 @@ bool AccessTable::add_token(const TokenHash& hash, GrantPtr grant) {
 const AccessTable::GrantPtr& AccessTable::anonymous(const rpc::Address& from) const {
   static const GrantPtr kNothing = std::make_shared<const Grant>();
   static const GrantPtr kEverything = std::make_shared<const Grant>(Grant::everything());
-  const std::array<std::uint8_t, 16> ip = mapped(from);
+  const Ip ip = mapped(from);
   const auto at = std::find_if(anonymous_.begin(), anonymous_.end(),
                                [&](const From& one) { return holds(one.network, ip); });
   if (at != anonymous_.end()) return at->grant;
@@ -99,9 +76,7 @@ const AccessTable::GrantPtr& AccessTable::anonymous(const rpc::Address& from) co
 }
 
 bool AccessTable::is_loopback(const rpc::Address& address) {
-  const std::array<std::uint8_t, 16> ip = mapped(address);
-  return std::any_of(loopback().begin(), loopback().end(),
-                     [&](const MatchCidr& one) { return holds(one, ip); });
+  return holds(loopback(), mapped(address));
 }
 
 AccessTable::GrantPtr AccessTable::token(std::string_view token) const {

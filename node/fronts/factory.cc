@@ -24,6 +24,10 @@ Made make_http(const FrontContext& context) {
   options.wall = context.wall;
   options.tls = context.tls;
   options.access = context.access;
+  options.forward_auth.headers = config.forward_auth.headers;
+  if (config.forward_auth.trusted_proxies) {
+    options.forward_auth.trusted_proxies = *config.forward_auth.trusted_proxies;
+  }
   return std::make_unique<HttpFront>(context.loop, *context.service, std::move(options),
                                      std::static_pointer_cast<ConnectionBudget>(context.shared));
 }

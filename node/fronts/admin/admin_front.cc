@@ -120,7 +120,7 @@ void AdminFront::Impl::answer(HttpExchange& exchange) {
       std::find_if(kEndpoints.begin(), kEndpoints.end(),
                    [&](const Endpoint& one) { return one.path == exchange.path(); });
   if (endpoint == kEndpoints.end()) {
-    return respond_problem(exchange, 404, "Not found", "There is no such endpoint.");
+    return respond_problem(exchange, 404, "Not Found", "There is no such endpoint.");
   }
   if (exchange.method() != "GET" && exchange.method() != "HEAD") {
     return respond_problem(exchange, 405, "Method not allowed", "Expected GET, HEAD.",

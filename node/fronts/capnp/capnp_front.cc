@@ -332,6 +332,7 @@ struct CapnpFront::Impl final : kj::TaskSet::ErrorHandler {
                  }),
         tasks(*this) {
     listener.when_full([this](const rpc::Address&) { return make_room(nullptr); });
+    if (tls != nullptr) listener.accept_few();
   }
   ~Impl() { stop(); }
 

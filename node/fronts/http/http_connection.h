@@ -15,6 +15,7 @@
 
 #include <weir/node/access/session.h>
 #include <weir/node/fronts/http/http_server.h>
+#include <weir/node/fronts/http/http_status.h>
 
 namespace weir::node {
 
@@ -22,8 +23,6 @@ using Milliseconds = std::uint64_t;  // of StreamLoop::now()
 
 inline constexpr std::string_view kHttpProblemType = "application/problem+json";
 
-/// The reason phrase of a status.
-std::string_view http_reason(unsigned status);
 /// Those names, and Authorization behind them.
 std::vector<std::string> with_authorization(std::vector<std::string> names);
 /// The status line.
@@ -126,6 +125,7 @@ class HttpConnection final : public rpc::ByteStream::User, public rpc::Deferred 
   Session& session();
   void end_writing() { writing_ = false; }
 
+  bool unread() const { return stream_ != nullptr && stream_->unread(); }
   Milliseconds since() const { return since_; }  // of its place in a list
   Milliseconds head_since() const { return head_since_; }
 

@@ -6,13 +6,14 @@
 #include <utility>
 #include <vector>
 
+#include <weir/node/fronts/http/forward_auth.h>
 #include <weir/node/fronts/http/http_json.h>
 #include <weir/node/fronts/http/http_listener.h>
 
 namespace weir::node {
 namespace {
 
-enum class Route { none, check, checks, reserve, settle };
+enum class Route { none, check, checks, reserve, settle, forward_auth };
 
 struct Endpoint {
   std::string_view path;
@@ -31,6 +32,7 @@ Route route_of(const HttpExchange& exchange) {
   for (const Endpoint& endpoint : kEndpoints) {
     if (endpoint.path == exchange.path()) return endpoint.route;
   }
+  if (exchange.path().starts_with(kForwardAuthPath)) return Route::forward_auth;
   return Route::none;
 }
 
@@ -63,6 +65,7 @@ struct HttpFront::Impl final : HttpServer::Handler {
        std::shared_ptr<ConnectionBudget> budget)
       : service(s),
         options(std::move(o)),
+        forwarded(options.forward_auth),
         listener(loop, server_options(options), *this, std::move(budget), options.tls) {}
 
   void handle(std::span<HttpExchange* const> batch) override;
@@ -73,10 +76,12 @@ struct HttpFront::Impl final : HttpServer::Handler {
   void answer(HttpExchange& exchange, const Reply& reply, bool minimal);
   void reserve(HttpExchange& exchange);
   void settle(HttpExchange& exchange);
+  void forward_auth(HttpExchange& exchange);
 
   Service& service;
   HttpFrontOptions options;
   BodyReader reader;
+  ForwardAuthReader forwarded;
   std::vector<Part> parts;  // of the batch that is being read
   std::vector<std::size_t> sizes;
   HttpListener listener;
@@ -98,7 +103,13 @@ void HttpFront::Impl::handle(std::span<HttpExchange* const> batch) {
       continue;
     }
     decide(std::exchange(last, nullptr));
-    route == Route::reserve ? reserve(*exchange) : settle(*exchange);
+    if (route == Route::reserve) {
+      reserve(*exchange);
+    } else if (route == Route::settle) {
+      settle(*exchange);
+    } else {
+      forward_auth(*exchange);
+    }
   }
   decide(last);
 }
@@ -106,7 +117,9 @@ void HttpFront::Impl::handle(std::span<HttpExchange* const> batch) {
 /// Answers what is no request to an endpoint; true if it did.
 bool HttpFront::Impl::refuse(HttpExchange& exchange, Route route) {
   if (route == Route::none) {
-    node::respond_problem(exchange, 404, "Not found", "There is no such endpoint.");
+    node::respond_problem(exchange, 404, "Not Found", "There is no such endpoint.");
+  } else if (route == Route::forward_auth) {
+    return false;
   } else if (exchange.method() != "POST") {
     node::respond_problem(exchange, 405, "Method not allowed", "Expected POST.", "Allow: POST\r\n");
   } else if (!is_json_content_type(exchange.header(kContentType))) {
@@ -209,6 +222,35 @@ void HttpFront::Impl::settle(HttpExchange& exchange) {
                    append_settled(asked->begin_body(), reply);
                    asked->finish();
                  });
+}
+
+/// A gateway looks at the status, and passes headers on, and sometimes the body of a denial.
+void HttpFront::Impl::forward_auth(HttpExchange& exchange) {
+  const auto request =
+      forwarded.read(exchange.head(), exchange.method(), exchange.path(), exchange.host());
+  if (!request) {
+    exchange.begin(400, content_type(400));
+    append_problem(exchange.begin_body(), BodyError{{}, forwarded.error()});
+    return exchange.finish();
+  }
+  const std::size_t one = 1;
+  // An Authorization field is that of the gateway's client, and for what stands behind it.
+  service.check({&*request, 1}, {&one, 1}, exchange.connection_caller(),
+                [this, id = exchange.id(), denial = denial_status_of(exchange.query())](
+                    std::size_t, std::span<Reply> replies) {
+                  HttpExchange* asked = listener.server().find(id);
+                  if (asked == nullptr) return;
+                  const Reply& reply = replies[0];
+                  const bool denied = reply.error.empty() && !reply.allowed;
+                  const unsigned status = denied && denial != 0 ? denial : http_status(reply);
+                  rpc::Output& out =
+                      asked->begin(status, status == 200 ? "" : content_type(status));
+                  asked->field("Cache-Control", "no-store");
+                  append_rate_limit_headers(out, reply, options.reset, options.wall());
+                  rpc::Output& body = asked->begin_body();
+                  if (status != 200) append_answer(body, reply);
+                  asked->finish();
+                });
 }
 
 HttpFront::HttpFront(rpc::EventLoop& loop, Service& service, HttpFrontOptions options,

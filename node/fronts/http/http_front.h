@@ -7,6 +7,7 @@
 
 #include <weir/crdt/time.h>
 #include <weir/node/fronts/front.h>
+#include <weir/node/fronts/http/forward_auth.h>
 #include <weir/node/fronts/http/http_headers.h>
 #include <weir/node/fronts/http/http_server.h>
 #include <weir/node/service/service.h>
@@ -17,7 +18,8 @@ namespace weir::node {
 
 struct HttpFrontOptions {
   ResetFormat reset = ResetFormat::seconds;
-  HttpServerOptions server = {};                   ///< `headers` and such are the front's to set
+  HttpServerOptions server = {};  ///< `headers` and such are the front's to set
+  ForwardAuthOptions forward_auth = {};
   Access* access = nullptr;                        ///< who may do what; null: nobody is known
   std::shared_ptr<rpc::TlsContext> tls = nullptr;  ///< null: plain
   std::function<Nanos()> wall;  ///< the wall clock, for X-RateLimit-Reset as an instant

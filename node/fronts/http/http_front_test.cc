@@ -256,6 +256,30 @@ TEST_F(HttpFrontTest, AllowsWithHeaders) {
   EXPECT_EQ(body["reset_ms"], 12'500);
 }
 
+TEST_F(HttpFrontTest, GatewaysAskByTheHeadOfARequest) {
+  options_.forward_auth.headers = {{"x-api-key", "api_key"}};
+  const Response passed =
+      ask("GET /v1/auth/api HTTP/1.1\r\nHost: weir\r\nX-Forwarded-Uri: /a?b\r\nX-Api-Key: k\r\n"
+          "X-Forwarded-For: 192.0.2.7\r\nAuthorization: Bearer of-the-shop\r\n\r\n");
+  EXPECT_EQ(passed.status, 200);
+  EXPECT_EQ(passed.body, "");
+  EXPECT_EQ(passed.header("RateLimit"), "\"per-key\";r=41;t=13");
+  EXPECT_THAT(service_.calls,
+              ElementsAre("api api_key=k method=GET path=/a host=weir ip=192.0.2.7 *1"));
+  service_.decide = [](const Request&) { return denying(); };
+  const Response denied =
+      ask("POST /v1/auth/api HTTP/1.1\r\nHost: weir\r\nContent-Length: 0\r\n\r\n");
+  EXPECT_EQ(denied.status, 429);
+  EXPECT_EQ(denied.header("Retry-After"), "2");
+  EXPECT_EQ(json::parse(denied.body)["rule"], "daily \"x\"");
+  const Response hidden = ask("GET /v1/auth/api?deny=403 HTTP/1.1\r\nHost: weir\r\n\r\n");
+  EXPECT_EQ(hidden.status, 403);
+  EXPECT_EQ(hidden.header("Retry-After"), "2");
+  service_.decide = [](const Request&) { return failing(ErrorKind::unavailable, "stopping"); };
+  EXPECT_EQ(ask("GET /v1/auth/api?deny=403 HTTP/1.1\r\nHost: weir\r\n\r\n").status, 503);
+  EXPECT_EQ(ask("GET /v1/auth/ HTTP/1.1\r\nHost: weir\r\n\r\n").status, 400);
+}
+
 TEST_F(HttpFrontTest, DeniesWithTheDecidingRule) {
   options_.reset = ResetFormat::epoch;
   service_.decide = [](const Request&) { return denying(); };

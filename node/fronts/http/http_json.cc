@@ -14,6 +14,7 @@
 #include <weir/limits/matching/text.h>
 #include <weir/limits/text/utf8.h>
 #include <weir/node/fronts/http/http_headers.h>
+#include <weir/node/fronts/http/http_status.h>
 
 namespace weir::node {
 namespace {
@@ -697,24 +698,9 @@ void append_statuses(rpc::Output& out, const Reply& reply) {
   out.append("]}");
 }
 
-std::string_view title_of(unsigned status) {
-  switch (status) {
-    case 400:
-      return "Bad request";
-    case 401:
-      return "Unauthorized";
-    case 403:
-      return "Forbidden";
-    case 501:
-      return "Not implemented";
-    default:
-      return "Service unavailable";
-  }
-}
-
 void append_error(rpc::Output& out, const Error& error) {
   const unsigned status = http_status(error.kind);
-  append_problem(out, status, title_of(status), error.detail, {}, error.kind);
+  append_problem(out, status, http_reason(status), error.detail, {}, error.kind);
 }
 
 }  // namespace
@@ -834,9 +820,9 @@ void append_problem(rpc::Output& out, unsigned status, std::string_view title,
 
 void append_problem(rpc::Output& out, const BodyError& error) {
   if (error.field.empty()) {
-    return append_problem(out, 400, title_of(400), error.expected, {}, ErrorKind::invalid);
+    return append_problem(out, 400, http_reason(400), error.expected, {}, ErrorKind::invalid);
   }
-  append_problem(out, 400, title_of(400), error.field + ": " + error.expected, error.field,
+  append_problem(out, 400, http_reason(400), error.field + ": " + error.expected, error.field,
                  ErrorKind::invalid);
 }
 

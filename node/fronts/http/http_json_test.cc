@@ -749,7 +749,7 @@ TEST(Problem, HasTheMembersOfRfc9457) {
   EXPECT_EQ(json::parse(written([](rpc::Output& out) {
               append_problem(out, BodyError{"hits", "expected an integer"});
             })),
-            json::parse(R"({"type":"about:blank","title":"Bad request","status":400,
+            json::parse(R"({"type":"about:blank","title":"Bad Request","status":400,
                             "detail":"hits: expected an integer","field":"hits",
                             "error":"invalid"})"));
   EXPECT_EQ(json::parse(written([](rpc::Output& out) {

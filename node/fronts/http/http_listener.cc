@@ -15,7 +15,9 @@ HttpListener::HttpListener(rpc::EventLoop& loop, HttpServerOptions options,
       server_(streams_, std::move(options), handler, std::move(budget)),
       listener_(loop, [this](kj::AutoCloseFd socket, const rpc::Address& from) {
         accept(socket.release(), from);
-      }) {}
+      }) {
+  if (tls_ != nullptr) listener_.accept_few();
+}
 
 void HttpListener::accept(int socket, const rpc::Address& from) {
   if (tls_ == nullptr) return server_.accept(socket, from);

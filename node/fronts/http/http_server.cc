@@ -84,13 +84,15 @@ bool HttpServer::Impl::take(const rpc::Address& peer) {
   return make_room(taken == Taken::all_are ? nullptr : &peer) && budget->take(peer) == Taken::yes;
 }
 
-/// Closes one, of that address if there is one.
+/// Closes one, of that address if there is one. Not one whose request may wait to be read: many are
+/// accepted in one turn.
 bool HttpServer::Impl::make_room(const rpc::Address* of) {
   for (Connections* list : {&lingering, &fresh, &kept}) {
     int looked = 0;
     for (const auto& connection : *list) {
       if (loop.now() < connection->since() + evict_after || ++looked > kLooksForRoom) break;
       if (of != nullptr && !rpc::AddressCounts::same(connection->peer(), *of)) continue;
+      if (list != &lingering && connection->unread()) continue;
       ++counters.evicted;
       connection->close();
       return true;

@@ -94,6 +94,8 @@ class HttpExchange {
   /// Who asks, by the connection and by what the request's Authorization field says. Valid until it
   /// is asked of another exchange of the connection. Only until it is answered.
   const Caller& caller() const;
+  /// Who asks, by the connection alone: of a request whose Authorization field is somebody else's.
+  const Caller& connection_caller() const;
   /// That field, or text that proves nothing.
   std::string_view authorization() const;
 

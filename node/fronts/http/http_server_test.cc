@@ -677,6 +677,19 @@ TEST_F(HttpServerTest, ConnectionsMakeRoom) {
   EXPECT_EQ(budget_->open(), 3u);
 }
 
+TEST_F(HttpServerTest, WhoseRequestWaitsToBeReadMakesNoRoom) {
+  HttpServerOptions options;
+  options.evict_after = 0;
+  start(options, 2);
+  auto asks = connect();
+  auto silent = connect();
+  asks->send(kGet);
+  auto next = connect();
+  EXPECT_TRUE(silent->closed());
+  EXPECT_TRUE(asks->receive().has_value());
+  EXPECT_EQ(server_->counters().evicted, 1u);
+}
+
 TEST_F(HttpServerTest, AnAddressHasItsPartOfTheConnections) {
   HttpServerOptions options;
   options.evict_after = 50 * kMillisecond;
