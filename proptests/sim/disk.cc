@@ -114,8 +114,9 @@ bool SimStore::attach(const crdt::Incarnation& fresh, Nanos now, storage::Recove
   }
   out = image.recovered();
   const Nanos latest = std::max(out.time_floor, now);
-  image.lived.reached(out.time_floor);
+  image.lived = storage::TimeLived(image.lived_kept, out.time_floor);
   image.lived.take_set_back(now, kMaxSkew, out);
+  if (out.set_back > 0) image.lived_kept = image.lived.ranges();
   if (disk_.backing) {
     storage::Recovered real;
     disk_.backing->crash();  // what is left of an earlier one
@@ -137,7 +138,7 @@ bool SimStore::attach(const crdt::Incarnation& fresh, Nanos now, storage::Recove
   image.incarnations.push_back(fresh);
   image.clean = false;
   image.ceiling = std::max(out.time_floor, now);
-  image.lived.reached(image.ceiling);
+  image.reached(image.ceiling);
   image.lost = out.lost;
   if (host_.sabotage == Sabotage::lost_clock) out.time_floor = 0;
   if (host_.sabotage == Sabotage::counted_twice) {
@@ -229,7 +230,7 @@ void SimStore::hold(std::vector<crdt::Write> writes, Nanos ceiling) {
   }
   if (ceiling > disk_.image.ceiling) {
     disk_.image.ceiling = ceiling;
-    disk_.image.lived.reached(ceiling);
+    disk_.image.reached(ceiling);
   }
   ++counters_.commits;
 }

@@ -36,6 +36,9 @@ struct Image {
   Nanos ceiling = 0;
   crdt::LostWindows lost;
   storage::TimeLived lived;
+  /// What of it is kept, as the real store does it: as it was when a range began. A start extends
+  /// the last one to the floor that it finds, which after a clean stop is not what was reserved.
+  std::vector<crdt::TimeRange> lived_kept;
   bool clean = false;
   /// When the bucket of a slot was full again, as the last write that had the slot said. A store
   /// may forget it from then on, also if the bucket goes on with other slots.
@@ -43,6 +46,10 @@ struct Image {
 
   void take_in(const crdt::Delta& delta);
   std::uint64_t value_of(const crdt::CellId& cell, const crdt::SlotId& slot) const;
+  /// Time is reserved up to there.
+  void reached(Nanos floor) {
+    if (lived.reached(floor)) lived_kept = lived.ranges();
+  }
   storage::Recovered recovered() const;
 };
 
