@@ -48,7 +48,7 @@ constexpr std::uint64_t kFarewellMs = 50;
 constexpr Nanos kPeerPercent = 75;
 constexpr Nanos kPeerBurst = 500 * kMillisecond;
 /// Calls of one caller for the status, at the client port.
-constexpr std::size_t kReportsPerSecond = 10;
+constexpr std::size_t kReportsPerSecond = 100;
 
 /// What the main loop's thread does, for the metric of its longest turns.
 using Turn = rpc::TurnMeter::Scope;
