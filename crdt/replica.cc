@@ -27,7 +27,6 @@ constexpr Nanos kForgetMembersEvery = 10 * kMinute;
 /// Cells that are dropped in a tick, buckets and windows, so that no tick takes long.
 constexpr unsigned kBucketsPerTick = 1024;
 constexpr std::size_t kFreedPerTick = 4096;
-constexpr std::size_t kEnteredAtOnce = 2048;
 constexpr std::size_t kLookedPerPush = 2 * kMaxDeltaCells;
 /// Cells that were kept aside join the others so many max_skew before their windows begin: before
 /// rights of these are transferred (EscrowAgent).
@@ -348,7 +347,7 @@ struct Replica::Impl {
 
   void persisted(WriteId upto, Nanos now) {
     last_persisted = std::max(last_persisted, std::min(upto, last_write));
-    enter_durable(kEnteredAtOnce);
+    enter_durable(options.enter_piece);
     send_acks();
     if (next_sync <= now) sync(now);
   }
@@ -777,7 +776,7 @@ struct Replica::Impl {
   }
 
   void tick(Nanos now) {
-    if (behind_disk()) enter_durable(kEnteredAtOnce);
+    if (behind_disk()) enter_durable(options.enter_piece);
     expire(now);
     join_early(now);
     if (now >= next_sync) sync(now);

@@ -88,6 +88,8 @@ struct ReplicaOptions {
   Nanos max_skew = kSecond;          ///< cells that start later than this ahead are refused
   /// Cells that anti-entropy sends in one call; it looks at up to 8 times as many. At least 1.
   std::size_t repair_piece = 2048;
+  /// Own counts that enter the state at once, about, once they are durable.
+  std::size_t enter_piece = 2048;
   std::uint64_t seed = 1;  ///< secret: jitter, and how tables are hashed
   /// Cells that a peer may have brought here and that are not over. What is beyond is not taken,
   /// and comes again by anti-entropy.

@@ -96,6 +96,7 @@ void Mesh::boot(std::size_t i) {
   replica.anti_entropy_interval = options_.anti_entropy_interval;
   replica.seed = options_.seed + i;
   if (options_.seed % 2 == 0) replica.repair_piece = 1 + options_.seed / 2 % 4;
+  if (options_.seed % 3 == 0) replica.enter_piece = 1 + options_.seed / 3 % 4;
   node.replica = std::make_unique<crdt::Replica>(replica, options_.memory_only);
   ++node.boots;
   node.own.clear();

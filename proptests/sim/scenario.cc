@@ -262,6 +262,7 @@ Scenario make_scenario(std::uint64_t seed) {
   scenario.tell_delay = random.log_between(10 * kMicrosecond, 4 * kMillisecond);
   scenario.disk_reorders = random.chance(300);
   make_faults(random, scenario);
+  if (random.chance(300)) scenario.enter_piece = 1 + random.below(8);
   return scenario;
 }
 

@@ -68,6 +68,7 @@ struct Scenario {
   Nanos resend_after = 0;
   std::uint64_t repair_piece = 2048;
   std::uint64_t sweep_piece = 8192;
+  std::uint64_t enter_piece = 2048;
   std::uint64_t max_backlog = 64;
   std::size_t max_series = 1u << 16;
   std::vector<std::shared_ptr<const RuleSet>> rules;  ///< two sets: same rules, other numbers

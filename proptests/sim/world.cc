@@ -291,6 +291,7 @@ class World {
     options.replica.anti_entropy_interval = scenario_.anti_entropy_interval;
     options.replica.resend_after = scenario_.resend_after;
     options.replica.repair_piece = scenario_.repair_piece;
+    options.replica.enter_piece = scenario_.enter_piece;
     options.replica.seed = timing_.next();
     options.rules = scenario_.rules[nodes_[n].rules];
     for (std::uint32_t i = 0; i < scenario_.nodes; ++i) {
