@@ -33,7 +33,20 @@ void join(BucketState& into, const BucketState& from) {
 
 std::uint64_t Cell::total() const {
   std::uint64_t sum = 0;
-  for (const Slot& slot : slots) sum = add_saturated(sum, slot.value);
+  const bool all = id.is_bucket();
+  for (const Slot& slot : slots) {
+    if (all || slot.id.birth != kBackRow) sum = add_saturated(sum, slot.value);
+  }
+  return sum;
+}
+
+std::uint64_t Cell::given_back() const {
+  if (id.is_bucket()) return 0;
+  std::uint64_t sum = 0;
+  for (const Slot& slot : slots) {
+    if (slot.id.birth != kBackRow) continue;
+    sum = add_saturated(sum, std::min(slot.value, value_of({slot.id.writer, 0})));
+  }
   return sum;
 }
 

@@ -59,8 +59,11 @@ struct Cell {
   Slots slots;
   BucketState bucket;
 
-  /// Saturating sum of the slots.
+  /// Saturating sum of the slots, without what was given back.
   std::uint64_t total() const;
+  /// What was given back of that, of windows: by each writer at most what it counted. A saturating
+  /// sum, too.
+  std::uint64_t given_back() const;
   /// The value of one slot, 0 if absent.
   std::uint64_t value_of(const SlotId& slot) const;
   /// Raises one slot to at least `value`. Returns true if it strictly grew (a slot that is new with
@@ -78,10 +81,15 @@ bool join(Cell& into, const Cell& from);
 /// The same with a part that nobody holds as a cell. `bucket` is read only of buckets.
 bool join(Cell& into, std::span<const Slot> slots, const BucketState& bucket);
 
+/// The birth of a windowed slot that says what its writer gave back of what it counted in the slot
+/// whose birth is 0. It grows as every slot does, and counts up to that one's value: a part of a
+/// cell may have it without that.
+inline constexpr std::uint64_t kBackRow = 4;
+
 /// What the birth of a windowed slot may be, and that of a bucket's never is but for 0: 0 for a
-/// count, or a row of an escrow rule (escrow.h).
+/// count, kBackRow, or a row of an escrow rule (escrow.h).
 constexpr bool is_row(std::uint64_t birth) {
-  return birth <= 3 || birth >> 63 != 0;
+  return birth <= kBackRow || birth >> 63 != 0;
 }
 
 /// A well-formed cell: valid epoch; slots sorted, unique, non-zero; windowed slots have is_row();

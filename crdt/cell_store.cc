@@ -26,7 +26,7 @@ std::uint64_t state_digest(std::uint64_t seed, const BucketState& bucket) {
 }
 
 bool is_row_of_escrow(const CellId& id, const SlotId& slot) {
-  return !id.is_bucket() && slot.birth != 0;
+  return !id.is_bucket() && slot.birth != 0 && slot.birth != kBackRow;
 }
 
 /// Units that were consumed, of what a slot says: rows of escrow rules also say what was

@@ -158,7 +158,7 @@ struct Store {
       bool rows = false;
       for (const Slot& slot : cell.slots) {
         bool row = !id.is_bucket() && slot.id.birth != 0;
-        rows |= row;
+        rows |= row && slot.id.birth != kBackRow;
         units[slot.id.writer] += !row || slot.id.birth == 1 ? slot.value : 0;
       }
       with_rows += rows;
@@ -187,7 +187,7 @@ Cell any_part(std::mt19937_64& random) {
     cell.id.epoch = {start, start + static_cast<Nanos>(1 + random() % 2) * 100 * unit};
   }
   for (std::uint64_t i = 0; i < random() % 4; ++i) {
-    std::uint64_t birth = bucket ? random() % 3 * 1'000 : random() % 8 == 0 ? random() % 4 : 0;
+    std::uint64_t birth = bucket ? random() % 3 * 1'000 : random() % 8 == 0 ? random() % 5 : 0;
     if (!bucket && random() % 40 == 0) birth = ~std::uint64_t{0} - random() % 4;
     std::uint64_t value = random() % 20 == 0 ? random() : random() % 300;
     cell.raise({writer(random() % 6), birth}, value);

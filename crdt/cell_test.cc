@@ -44,6 +44,24 @@ TEST(Cell, RaiseOnlyGrowsAndKeepsSlotsSorted) {
   EXPECT_TRUE(valid(cell));
 }
 
+TEST(Cell, WhatIsGivenBackIsAtMostWhatItsWriterCounted) {
+  Cell cell{{{1, 1}, {0, kMinute}}, {}, {}};
+  cell.raise({kA, 0}, 5);
+  cell.raise({kA, kBackRow}, 3);
+  cell.raise({kB, kBackRow}, 9);  // a part without its count
+  EXPECT_TRUE(valid(cell));
+  EXPECT_EQ(cell.total(), 5u);
+  EXPECT_EQ(cell.given_back(), 3u);
+  cell.raise({kB, 0}, 4);
+  EXPECT_EQ(cell.total(), 9u);
+  EXPECT_EQ(cell.given_back(), 7u);
+  // A bucket's slots are named by when they were born.
+  Cell bucket{{{1, 1}, kBucketEpoch}, {}, {}};
+  bucket.raise({kA, kBackRow}, 3);
+  EXPECT_EQ(bucket.total(), 3u);
+  EXPECT_EQ(bucket.given_back(), 0u);
+}
+
 TEST(Cell, TotalSaturates) {
   Cell cell{{{1, 1}, {0, kMinute}}, {}, {}};
   cell.raise({kA, 0}, kMax);

@@ -41,8 +41,9 @@ std::uint64_t transfer_row(const Incarnation& to) {
 
 bool is_escrow(const Cell& cell) {
   if (cell.id.is_bucket()) return false;
-  return std::any_of(cell.slots.begin(), cell.slots.end(),
-                     [](const Slot& slot) { return slot.id.birth != 0; });
+  return std::any_of(cell.slots.begin(), cell.slots.end(), [](const Slot& slot) {
+    return slot.id.birth != 0 && slot.id.birth != kBackRow;
+  });
 }
 
 std::uint32_t Shareholder::weight_at(Nanos instant) const {

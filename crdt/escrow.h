@@ -39,7 +39,8 @@ constexpr bool is_transfer(std::uint64_t row) {
 constexpr bool is_fill(std::uint64_t row) {
   return row >> 63 != 0 && (row & 1) != 0;
 }
-/// True if the cell holds rows of an escrow rule: a windowed cell with a slot that has a birth.
+/// True if the cell holds rows of an escrow rule: a windowed cell with a slot that has a birth,
+/// other than kBackRow.
 bool is_escrow(const Cell& cell);
 
 // Shares.

@@ -518,7 +518,8 @@ struct Replica::Impl {
       if (slot.id.writer != merged.learned) learn(slot.id.writer, delta, merged.written);
       merged.learned = slot.id.writer;
       if (is_elder(grown.id, slot.id)) {
-        ++(slot.id.birth != 0 ? counters.elder_rows : counters.elder_counts);
+        const bool count = slot.id.birth == 0 || slot.id.birth == kBackRow;
+        ++(count ? counters.elder_counts : counters.elder_rows);
       }
     }
     outbox.changed.push_back(grown.id);

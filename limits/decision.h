@@ -52,6 +52,8 @@ struct Decision {
   /// answer that is given again speaks of those that are in force then, of rules that are still
   /// there.
   std::uint64_t version = 0;
+  /// Of a refund, else not set: units that were given back, in the rule that gave the most.
+  std::uint64_t given_back = 0;
   /// Every rule that matched, in rule order, shadow rules included: those of the first descriptor,
   /// then those of the next one.
   std::vector<RuleStatus> statuses;

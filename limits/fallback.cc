@@ -43,6 +43,8 @@ Rule Fallback::local_rule(const Rule& rule, unsigned parts) {
   local.strict = false;
   local.max_debt = 0;
   local.phase = Phase::aligned;
+  local.count_denied = false;
+  local.candidate.reset();
   local.enforcement = Enforcement::merged;
   local.durability = Durability::async;
   if (rule.limit == 0) {

@@ -10,7 +10,9 @@ namespace {
 
 bool can_be_leased(const Rule& rule) {
   return rule.algorithm != Algorithm::sliding_log && rule.algorithm != Algorithm::leaky_bucket &&
-         rule.durability == Durability::async && rule.enforcement == Enforcement::merged;
+         rule.durability == Durability::async && rule.enforcement == Enforcement::merged &&
+         rule.phase != Phase::first_hit && !rule.count_denied && !rule.candidate &&
+         rule.cost_by_entry.empty();
 }
 
 /// When what is taken now stops to count where it was taken.
@@ -28,7 +30,8 @@ Lease grant_lease(Limiter& limiter, const Request& request, const LeaseTerms& te
   const Nanos newest = std::max(now, wall);
   Nanos end = newest + std::clamp<Nanos>(terms.term, 0, kMaxLeaseTerm);
   std::uint64_t hits = std::min(terms.most, kMaxLeaseHits);
-  bool possible = request.id.empty() && request.more.empty() && request.hits > 0;
+  bool possible = request.id.empty() && request.more.empty() && request.hits > 0 &&
+                  request.kind == RequestKind::check;
   bool counted = false;
   std::vector<std::uint32_t> matched;
   const std::shared_ptr<const RuleSet> rules = limiter.rules();

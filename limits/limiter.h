@@ -56,11 +56,12 @@ struct LimiterOptions {
 
 /// A request counts once for each of its descriptors that the rule matches.
 struct RuleCounters {
-  std::uint64_t allowed = 0;   ///< requests to which this rule had no objection
+  std::uint64_t allowed = 0;   ///< requests to which this rule had no objection, and reports
   std::uint64_t denied = 0;    ///< requests it denied (for a shadow rule: would have)
   std::uint64_t degraded = 0;  ///< requests that on_failure answered
   /// Of the denied: escrow, there were no rights here, but perhaps at other members.
   std::uint64_t exhausted_locally = 0;
+  std::uint64_t candidate_denied = 0;  ///< requests that Rule::candidate would have denied
   friend bool operator==(const RuleCounters&, const RuleCounters&) = default;
 };
 
@@ -105,8 +106,9 @@ class Limiter {
   Limiter& operator=(const Limiter&) = delete;
 
   /// Evaluates every rule that matches and, if all enforcing ones allow, consumes from each; a
-  /// denied request consumes nothing. So does one of several descriptors: the rules of each of them
-  /// must allow. `now` is clamped so that time never runs backwards for a
+  /// denied request consumes nothing, but of rules with Rule::count_denied. So does one of several
+  /// descriptors: the rules of each of them must allow. Reports and refunds are told as allowed and
+  /// count as RequestKind says. `now` is clamped so that time never runs backwards for a
   /// thread; between threads, and for those beyond the fifteenth, it may by less than a
   /// millisecond. Reusing `out` avoids allocation.
   ///
@@ -122,12 +124,12 @@ class Limiter {
 
   // Reservations, for costs that are known only afterwards. docs/reserve.md
 
-  /// Decides as check() does, with `hits` as the estimate. What it would consume is held instead:
-  /// it counts in every decision here at once, and is neither drained nor durable until it is
-  /// settled. A hold in a bucket stands undrained, as if consumed now. `timeout` from now (0 to
-  /// kMaxHold) it is settled in full, by settle_due(). No ticket if nothing is held: the request
-  /// was denied, asks for 0 hits, meets no rule that counts it, or was answered by on_failure. A
-  /// repeated request gets its ticket again.
+  /// Decides as check() does, with `hits` as the estimate; Request::kind is not looked at. What it
+  /// would consume is held instead: it counts in every decision here at once, and is neither
+  /// drained nor durable until it is settled. A hold in a bucket stands undrained, as if consumed
+  /// now. `timeout` from now (0 to kMaxHold) it is settled in full, by settle_due(). No ticket if
+  /// nothing is held: the request was denied, asks for 0 hits, meets no rule that counts it, or was
+  /// answered by on_failure. A repeated request gets its ticket again.
   Ticket reserve(const Request& request, Nanos now, Nanos timeout, Decision& out,
                  TicketHolder holder = {});
   /// Units of the series that `rule` (an index) counts the request's first descriptor in, which the

@@ -55,6 +55,7 @@ void Reply::clear() {
   allowed = repeated = false;
   deciding = -1;
   statuses.clear();
+  given_back = 0;
 }
 
 void Reply::fail(ErrorKind kind, std::string_view detail) {
@@ -69,6 +70,7 @@ void tell(const Decision& decision, const RuleSet& rules, Reply& out) {
   out.allowed = decision.allowed;
   out.repeated = decision.repeated;
   out.deciding = decision.deciding;
+  out.given_back = 0;
   // Assigned one by one: texts keep their memory.
   out.statuses.resize(decision.statuses.size());
   for (std::size_t i = 0; i < decision.statuses.size(); ++i) {

@@ -83,6 +83,7 @@ struct Reply {
   bool repeated = false;  ///< the id passed before: what it was told then; nothing was consumed
   int deciding = -1;      ///< index into statuses; -1: no enforcing rule matched
   std::vector<Status> statuses;
+  std::uint64_t given_back = 0;  ///< of a refund: units, in the rule that gave back the most
 
   const Status* decider() const {
     return deciding < 0 || static_cast<std::size_t>(deciding) >= statuses.size()
@@ -98,7 +99,7 @@ struct Reply {
   friend bool operator==(const Reply&, const Reply&) = default;
 };
 
-/// Tells a decision by the rules that it went by (Decision::version).
+/// Tells a decision by the rules that it went by (Decision::version), but for what was given back.
 void tell(const Decision& decision, const RuleSet& rules, Reply& out);
 
 /// The answer to a reservation. docs/reserve.md

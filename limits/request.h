@@ -26,6 +26,18 @@ struct Descriptor {
 /// with them.
 inline constexpr std::size_t kMaxDescriptors = 16;
 
+/// What a request is about. Values are those of the wire.
+enum class RequestKind : std::uint8_t {
+  check = 0,  ///< may it pass? If so, it consumes
+  /// It has passed: what it used is counted whatever the limits say, and it is told as allowed. Of
+  /// no rule it counts more units than the limit (a bucket's burst), and nothing beyond what
+  /// docs/rules.md says of its algorithm and enforcement.
+  report = 1,
+  /// Hits that were consumed here are given back, as far as this node counted them and they still
+  /// count: docs/rules.md. It is told as allowed, and Decision::given_back says how many.
+  refund = 2,
+};
+
 /// "May this request pass?" Views only: everything must outlive the call.
 struct Request {
   std::string_view domain;
@@ -52,6 +64,7 @@ struct Request {
   std::span<const Descriptor> more = {};
   /// ReplicaSide::warm was asked about it, by the thread that asks for the decision.
   bool warmed = false;
+  RequestKind kind = RequestKind::check;
 
   std::size_t descriptors() const { return 1 + more.size(); }
   /// What it would be with this descriptor alone, in a request without an id. `index` is below

@@ -25,6 +25,7 @@ CheckItem item_of(const Request& request) {
   item.hits = request.hits;
   item.id = std::string(request.id);
   item.wants_bound = request.wants_bound;
+  item.kind = request.kind;
   return item;
 }
 

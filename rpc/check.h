@@ -34,6 +34,7 @@ struct CheckItem {
   bool wants_bound = false;  ///< asks for Status::over_admission
   /// Further descriptors: all rules of all must allow, or nothing is consumed.
   std::vector<CheckDescriptor> more = {};
+  RequestKind kind = RequestKind::check;
   friend bool operator==(const CheckItem&, const CheckItem&) = default;
 };
 
@@ -55,6 +56,7 @@ struct AsRequest {
     request.hits = item.hits;
     request.id = item.id;
     request.wants_bound = item.wants_bound;
+    request.kind = item.kind;
   }
   AsRequest(const AsRequest&) = delete;
   AsRequest& operator=(const AsRequest&) = delete;

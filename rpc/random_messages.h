@@ -68,8 +68,9 @@ class RandomMessages {
       }
       std::set<crdt::SlotId> ids;
       for (auto slots = below(6); slots > 0; --slots) {
-        // Rows of an escrow rule, besides plain counts.
-        std::uint64_t row = below(4) != 0 ? 0 : below(2) == 0 ? 1 : word() | 1ull << 63;
+        // What was given back, and rows of an escrow rule, besides plain counts.
+        const std::uint64_t rows[] = {1, crdt::kBackRow, word() | 1ull << 63};
+        std::uint64_t row = below(4) != 0 ? 0 : rows[below(3)];
         ids.insert({writers[below(writers.size())], bucket ? below(4) : row});
       }
       for (const auto& id : ids) cell.slots.push_back({id, 1 + below(1'000'000)});

@@ -177,6 +177,14 @@ struct CheckRequest {
   ruleFilter @4 :List(Text);  # reserved: nodes used to ask each other as clients. See ForwardedCheck
   wantsBound @5 :Bool;   # the answer should tell overAdmission
   more @6 :List(Descriptor);  # further descriptors: all rules of all must allow, or nothing counts
+  kind @7 :RequestKind;  # older nodes take every request for a check
+}
+
+enum RequestKind {
+  # limits/request.h says what each means.
+  check @0;
+  report @1;
+  refund @2;
 }
 
 struct Descriptor {
@@ -210,6 +218,7 @@ struct CheckResult {
   statuses @3 :List(RuleStatus);
   repeated @4 :Bool;           # the id passed before: what it was told then
   errorKind @5 :ErrorKind;
+  givenBack @6 :UInt64;        # of a refund: units, in the rule that gave back the most
 }
 
 struct SettleResult {

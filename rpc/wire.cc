@@ -511,6 +511,17 @@ schema::ErrorKind encode_kind(ErrorKind kind) {
   return static_cast<schema::ErrorKind>(kind);
 }
 
+schema::RequestKind encode_kind(RequestKind kind) {
+  return static_cast<schema::RequestKind>(kind);
+}
+
+std::optional<RequestKind> decode_kind(schema::RequestKind kind) {
+  const auto number = static_cast<std::uint16_t>(kind);
+  constexpr auto kMost = static_cast<std::uint16_t>(RequestKind::refund);
+  if (number > kMost) return std::nullopt;
+  return static_cast<RequestKind>(number);
+}
+
 void encode(const Reply& reply, schema::CheckResult::Builder out) {
   if (!reply.error.empty()) {
     out.setError(text(reply.error.detail));
@@ -520,6 +531,7 @@ void encode(const Reply& reply, schema::CheckResult::Builder out) {
   out.setAllowed(reply.allowed);
   out.setDeciding(reply.deciding);
   out.setRepeated(reply.repeated);
+  out.setGivenBack(reply.given_back);
   auto statuses = out.initStatuses(count(reply.statuses.size()));
   for (std::size_t i = 0; i < reply.statuses.size(); ++i) {
     const Status& status = reply.statuses[i];
@@ -552,6 +564,7 @@ bool decode(schema::CheckResult::Reader in, Reply& out) {
   out.allowed = in.getAllowed();
   out.deciding = in.getDeciding();
   out.repeated = in.getRepeated();
+  out.given_back = in.getGivenBack();
   auto statuses = in.getStatuses();
   if (statuses.size() > kMaxStatuses) return false;
   if (out.deciding < -1 || out.deciding >= static_cast<int>(statuses.size())) return false;

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -41,6 +42,9 @@ bool decode(schema::CheckResult::Reader in, Reply& out);
 /// A text without a kind is of a node that knew none, and `unknown`; so is a kind that is new here.
 Error decode_error(schema::ErrorKind kind, capnp::Text::Reader detail);
 schema::ErrorKind encode_kind(ErrorKind kind);
+schema::RequestKind encode_kind(RequestKind kind);
+/// Nothing if it is new here.
+std::optional<RequestKind> decode_kind(schema::RequestKind kind);
 
 crdt::Incarnation read(schema::Incarnation::Reader in);
 void write(const crdt::Incarnation& id, schema::Incarnation::Builder out);

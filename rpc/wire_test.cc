@@ -204,7 +204,7 @@ TEST(Wire, InvalidCellsAreNamed) {
   std::swap(spoilt.cells[0].slots[0], spoilt.cells[0].slots[1]);
   EXPECT_EQ(delta_refusal(spoilt), "cell 0 is not valid");
   spoilt = delta();
-  spoilt.cells[0].slots[0].id.birth = 4;  // no row of a window
+  spoilt.cells[0].slots[0].id.birth = 5;  // no row of a window
   EXPECT_EQ(delta_refusal(spoilt), "cell 0 is not valid");
   spoilt = delta();
   spoilt.cells[1].bucket.checkpoint.counted = 12;  // more than the slots

@@ -640,7 +640,8 @@ void Disk::pack(Txn& txn, const crdt::Cell& cell, Bytes& value) {
     put_varint(value, static_cast<std::uint64_t>(state.checkpoint.debt >> 64));
     put_varint(value, static_cast<std::uint64_t>(state.checkpoint.debt));
   }
-  bool births = bucket || crdt::is_escrow(cell);
+  bool births = bucket || std::any_of(cell.slots.begin(), cell.slots.end(),
+                                      [](const crdt::Slot& slot) { return slot.id.birth != 0; });
   if (births && !bucket) put_varint(value, 0);
   put_varint(value, cell.slots.size());
   for (const crdt::Slot& slot : cell.slots) {

@@ -124,6 +124,15 @@ std::optional<EscrowBook::Spent> EscrowBook::settle(const CompiledRule& compiled
   return cost > 0 ? spend(compiled, id, cell, cost) : Spent{};
 }
 
+std::uint64_t EscrowBook::give_back(const WindowAt& window, Series& series, std::uint64_t units) {
+  if (series.escrow_bucket != nullptr) return 0;
+  EscrowCell* cell = series.find_escrow(window.epoch());
+  if (cell == nullptr) return 0;
+  units = std::min(units, cell->spent);
+  cell->spent -= units;
+  return units;
+}
+
 void EscrowBook::count_demand(const CompiledRule& compiled, const SeriesId& id,
                               const WindowAt& window, Series* series, std::uint64_t cost,
                               const Verdict& verdict, Nanos now) {

@@ -72,6 +72,10 @@ class EscrowBook {
   std::optional<Spent> settle(const CompiledRule& compiled, const SeriesId& id,
                               const crdt::Epoch& epoch, std::uint64_t held, Series& series,
                               std::uint64_t cost, Nanos now) const;
+  /// Windows: what this incarnation spent is not spent any more, up to `units`; its row stays as
+  /// far ahead as it is. Returns how many. Buckets: none, as tokens that are missing may have been
+  /// lent.
+  static std::uint64_t give_back(const WindowAt& window, Series& series, std::uint64_t units);
   /// What was asked for, whatever became of it; and if it leaves too little here, or was too much,
   /// a need for more. `verdict` is evaluate()'s of this cost.
   void count_demand(const CompiledRule& compiled, const SeriesId& id, const WindowAt& window,

@@ -36,6 +36,7 @@ struct Item {
   Owed owed;
   WindowAt window;
   Verdict verdict;
+  std::uint64_t beyond = 0;  // units that count though they may not pass; of the general way alone
 
   void reset() {
     mode = Mode::consume;
@@ -54,6 +55,7 @@ class Items {
     sources_.clear();
   }
   bool warmed = false;  ///< Request::warmed
+  RequestKind kind = RequestKind::check;
   std::size_t size() const { return size_; }
   Item& next() {
     if (size_ == made_) {

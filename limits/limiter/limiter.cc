@@ -37,6 +37,7 @@ SeriesId Limiter::Impl::series_of(const CompiledRule& compiled, const Request& r
 void Limiter::Impl::prepare(const Request& request, Nanos now, Local& work, Items& items) {
   items.clear();
   items.warmed = request.warmed;
+  items.kind = request.kind;
   if (request.more.empty()) [[likely]] {
     prepare_one(request, now, work, items);
   } else {
@@ -117,7 +118,7 @@ void Limiter::Impl::check_any(const Request& request, Local& work, Nanos given, 
 void Limiter::Impl::decide_prepared(const Request& request, Items& items, Local& work, Nanos now,
                                     Decision& out) {
   // The quick way for one item knows no descriptor but the first.
-  if (request.id.empty()) {
+  if (request.id.empty() && request.kind == RequestKind::check) {
     std::span<Item> all = items.all();
     bool decided = all.size() == 1 && request.more.empty() ? decide_alone(all[0], work, now, out)
                                                            : decide_few(all, work, now, out);

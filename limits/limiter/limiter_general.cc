@@ -3,6 +3,7 @@
 #include <weir/limits/limiter/limiter_impl.h>
 
 #include <algorithm>
+#include <utility>
 
 #include <weir/limits/limiter/rule_status.h>
 
@@ -36,7 +37,11 @@ void Limiter::Impl::decide(Items& all, Local& work, Nanos now, Decision& out) {
       out.allowed = false;
       return;
     }
-    if (!decide_locked(items, all.warmed, now, out)) continue;
+    if (all.kind == RequestKind::refund) [[unlikely]] {
+      give_back(items, now, out);
+      break;
+    }
+    if (!decide_locked(all, items, now, out)) continue;
     for (Item& item : items) {
       // One that was made may be gone again: others remove what nobody used.
       if (again && item.made && item.entry != nullptr) {
@@ -47,6 +52,7 @@ void Limiter::Impl::decide(Items& all, Local& work, Nanos now, Decision& out) {
   }
   if (all.joined()) all.split_joined(out);
   out.version = work.program->version;
+  if (all.kind == RequestKind::refund) return;
   for (const RuleStatus& status : out.statuses) work.count_any(status);
 }
 
@@ -85,25 +91,34 @@ bool Limiter::Impl::lacks_counts(std::span<const Item> items) const {
   });
 }
 
-bool Limiter::Impl::decide_locked(std::span<Item> items, bool warmed, Nanos now, Decision& out) {
+void Limiter::Impl::assess_whole(const CompiledRule& compiled, Item& item, Nanos now) {
+  assess(compiled, item, now);
+  item.degraded = false;
+  item.beyond = 0;
+  if (compiled.escrow && escrow.stopped()) {
+    deny_degraded(item);
+  } else if (Nanos until = compiled.may_have_lost ? lost_until(compiled, item, now) : 0;
+             until > now) [[unlikely]] {
+    deny_degraded(item);
+    item.verdict.remaining = 0;
+    item.verdict.retry_after = until - now;
+  } else if (compiled.escrow && escrow.shared() && !item.demand_counted) {
+    Series* series = general_form(item.entry);
+    escrow.count_demand(compiled, item.id, item.window, series, item.cost, item.verdict, now);
+  }
+}
+
+bool Limiter::Impl::decide_locked(const Items& all, std::span<Item> items, Nanos now,
+                                  Decision& out) {
   out.allowed = true;
+  const bool report = all.kind == RequestKind::report;
   bool missing = false;
+  bool beyond = report;                // of some rule units may count that may not pass
   std::optional<Overflow::Turn> turn;  // from the first verdict by the sketch until all is counted
   for (Item& item : items) {
     const CompiledRule& compiled = *item.compiled;
-    assess(compiled, item, now);
-    item.degraded = false;
-    if (compiled.escrow && escrow.stopped()) {
-      deny_degraded(item);
-    } else if (Nanos until = compiled.may_have_lost ? lost_until(compiled, item, now) : 0;
-               until > now) [[unlikely]] {
-      deny_degraded(item);
-      item.verdict.remaining = 0;
-      item.verdict.retry_after = until - now;
-    } else if (compiled.escrow && escrow.shared() && !item.demand_counted) {
-      Series* series = general_form(item.entry);
-      escrow.count_demand(compiled, item.id, item.window, series, item.cost, item.verdict, now);
-    }
+    assess_whole(compiled, item, now);
+    beyond |= compiled.count_denied;
     if (item.verdict.allowed && item.cost > 0) {
       if (item.entry == nullptr && item.no_room) [[unlikely]] {
         degrade(compiled, item, now, turn);
@@ -116,10 +131,13 @@ bool Limiter::Impl::decide_locked(std::span<Item> items, bool warmed, Nanos now,
     }
     out.allowed &= item.verdict.allowed || compiled.shadow;
   }
-  if (missing && out.allowed) {
+  bool make_them = missing && out.allowed;
+  if (beyond) [[unlikely]]
+    make_them |= find_beyond(all, items, out, now);
+  if (make_them) {
     turn.reset();  // make() asks the sketch, too
     unlock_all(items);
-    for (Item& item : items) make(item, warmed, now);
+    for (Item& item : items) make(item, all.warmed, now);
     return false;
   }
   out.wants_commit = false;
@@ -128,8 +146,14 @@ bool Limiter::Impl::decide_locked(std::span<Item> items, bool warmed, Nanos now,
   for (std::size_t i = 0; i < items.size(); ++i) {
     Item& item = items[i];
     const CompiledRule& compiled = *item.compiled;
-    bool passes = out.allowed && item.verdict.allowed && item.cost > 0;
-    if (passes && item.degraded) {
+    bool passes = out.allowed && item.verdict.allowed && item.cost > 0 && !report;
+    if (compiled.candidate != nullptr) [[unlikely]]
+      try_candidate(*compiled.candidate, item, report, now);
+    if (item.beyond > 0) [[unlikely]] {
+      consume_beyond(compiled, item, report, now, turn);
+      out.wants_commit |= out.allowed && (compiled.commit || item.waits);
+      passes = false;
+    } else if (passes && item.degraded) {
       turn->count(compiled, table.short_id(item.id), item.window, item.cost, now);
     } else if (passes) {
       Nanos before = item.verdict.reset;
@@ -149,6 +173,89 @@ bool Limiter::Impl::decide_locked(std::span<Item> items, bool warmed, Nanos now,
   find_decider(out);
   unlock_all(items);
   return true;
+}
+
+bool Limiter::Impl::find_beyond(const Items& all, std::span<Item> items, Decision& out, Nanos now) {
+  const bool report = all.kind == RequestKind::report;
+  if (report) out.allowed = true;
+  // Others may have the rights that are missing: whoever asks them decides it anew.
+  const bool elsewhere = !out.allowed && std::any_of(items.begin(), items.end(), [](const Item& i) {
+    return i.verdict.exhausted_locally;
+  });
+  bool missing = false;
+  for (Item& item : items) {
+    const bool denied = !out.allowed || !item.verdict.allowed;
+    const bool counts = report || (item.compiled->count_denied && denied && !elsewhere);
+    if (counts && item.cost > 0) item.beyond = units_beyond(*item.compiled, item, report, now);
+    if (report) {
+      item.verdict.allowed = true;
+      item.verdict.retry_after = item.verdict.delay = 0;
+      item.verdict.exhausted_locally = false;
+    }
+    missing |= item.beyond > 0 && item.entry == nullptr && !item.no_room;
+  }
+  return missing;
+}
+
+std::uint64_t Limiter::Impl::units_beyond(const CompiledRule& compiled, const Item& item,
+                                          bool report, Nanos now) {
+  const std::uint64_t most = std::min(item.cost, compiled.limit);
+  // The sketch counts keys together: what is beyond its limit would be others'.
+  const std::uint64_t fits = std::min(item.cost, item.verdict.remaining);
+  if (item.degraded) {
+    const bool sketch = item.no_room && compiled.rule->on_failure == OnFailure::open;
+    return sketch ? fits : 0;
+  }
+  if (item.no_room) return 0;
+  // It was another rule that denied.
+  if (!report && item.verdict.allowed) return item.cost;
+  // A log remembers no more than its limit, and nobody spends rights that it has not.
+  if (compiled.escrow || (compiled.log && !compiled.first_hit)) return fits;
+  if (compiled.bucket_cell) {
+    const BucketShape& shape = compiled.bucket;
+    crdt::DebtTicks cap = shape.cap();
+    if (!report) {
+      // Then it passes after a window.
+      const std::uint64_t later = add_saturated(shape.burst - most, compiled.rule->limit);
+      cap = std::min(cap, shape.ticks(later));
+    }
+    const crdt::DebtTicks debt = debt_of(compiled, item, now);
+    const crdt::DebtTicks room =
+        (cap - std::min(cap, debt)) / static_cast<std::uint64_t>(shape.unit);
+    return room < most ? static_cast<std::uint64_t>(room) : most;
+  }
+  if (report) return most;
+  if (compiled.first_hit) return fits;
+  const std::uint64_t counted = counted_in(item);
+  return std::min(item.cost, compiled.limit - std::min(compiled.limit, counted));
+}
+
+void Limiter::Impl::consume_beyond(const CompiledRule& compiled, Item& item, bool report, Nanos now,
+                                   std::optional<Overflow::Turn>& turn) {
+  if (item.degraded) {
+    turn->count(compiled, table.short_id(item.id), item.window, item.beyond, now);
+    item.verdict.remaining -= std::min(item.verdict.remaining, item.beyond);
+    return;
+  }
+  const std::uint64_t cost = std::exchange(item.cost, item.beyond);
+  item.mode = Mode::consume;
+  consume(compiled, item, now);
+  item.cost = cost;
+  item.compact = false;
+  const bool passes = item.verdict.allowed;
+  const Nanos delay = item.verdict.delay;
+  item.verdict = evaluate(compiled, item, passes ? 0 : cost, now);
+  if (!passes) return;
+  item.verdict.allowed = true;
+  item.verdict.retry_after = 0;
+  item.verdict.delay = report ? 0 : delay;
+}
+
+void Limiter::Impl::try_candidate(const CompiledCandidate& candidate, const Item& item, bool report,
+                                  Nanos now) {
+  if (report || item.cost == 0) return;
+  if (evaluate(candidate.compiled, item, item.cost, now).allowed) return;
+  candidate.denied.fetch_add(1, std::memory_order_relaxed);
 }
 
 bool Limiter::Impl::make_room(std::uint32_t number, Nanos now) {

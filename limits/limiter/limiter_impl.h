@@ -3,8 +3,8 @@
 // What Limiter is made of: the objects that have a state of their own, and what is done with the
 // series in the table. Not installed. The files that define it: limiter.cc (the public side; which
 // series a request meets), limiter_quick.cc (decisions the quick way), limiter_general.cc (any
-// decision, and the full table), limiter_series.cc (one series), limiter_reserve.cc and
-// limiter_replica.cc.
+// decision, and the full table), limiter_series.cc (one series), limiter_reserve.cc,
+// limiter_refund.cc and limiter_replica.cc.
 
 #include <weir/limits/limiter.h>
 #include <weir/limits/replica_side.h>
@@ -122,6 +122,10 @@ struct Limiter::Impl {
   static Series* general_form(const SeriesEntry* entry) {
     return entry != nullptr && entry->form() == Form::general ? entry->series : nullptr;
   }
+  /// What a bucket owes, with what is held.
+  crdt::DebtTicks debt_of(const CompiledRule& compiled, const Item& item, Nanos now) const;
+  /// Units in the window that a cost counts in.
+  std::uint64_t counted_in(const Item& item) const;
   /// Puts the series beside the table, where everything fits.
   Series& general(SeriesEntry& entry, const SeriesId& id);
   /// Item::verdict is from before.
@@ -177,8 +181,12 @@ struct Limiter::Impl {
   /// The cell in which a cost counts.
   static crdt::Epoch epoch_of(const CompiledRule& compiled, const Item& item, Nanos now) {
     if (compiled.bucket_cell) return crdt::kBucketEpoch;
-    return compiled.log ? log_epoch(compiled.rule->window, now) : item.window.epoch();
+    const bool each = compiled.log && !compiled.first_hit;
+    return each ? log_epoch(compiled.rule->window, now) : item.window.epoch();
   }
+  /// Of rules with first_hit: sets Item::window to the one that a cost counts in. Of those that are
+  /// open that which began first, as all nodes then say the same; or one that begins now.
+  static void find_window(const CompiledRule& compiled, Item& item, Nanos now);
 
   void consume_bucket_cell(const CompiledRule& compiled, Series& series, std::uint64_t cost,
                            Nanos now);
@@ -307,8 +315,28 @@ struct Limiter::Impl {
   bool lock_all(std::span<Item> items, std::vector<Item*>& locked);
   static void unlock_all(std::span<Item> items);
 
+  /// The rule's verdict, before anything is made or consumed.
+  void assess_whole(const CompiledRule& compiled, Item& item, Nanos now);
   /// Decides and unlocks. False, with nothing decided, if series must be made first.
-  bool decide_locked(std::span<Item> items, bool warmed, Nanos now, Decision& out);
+  bool decide_locked(const Items& all, std::span<Item> items, Nanos now, Decision& out);
+  /// Sets Item::beyond, of a report or where the request is denied. True if any is set.
+  bool find_beyond(const Items& all, std::span<Item> items, Decision& out, Nanos now);
+  /// Units of a cost that count although they may not pass.
+  std::uint64_t units_beyond(const CompiledRule& compiled, const Item& item, bool report,
+                             Nanos now);
+  /// Consumes them; the verdict becomes that from afterwards.
+  void consume_beyond(const CompiledRule& compiled, Item& item, bool report, Nanos now,
+                      std::optional<Overflow::Turn>& turn);
+  /// Decides nothing, and unlocks.
+  void give_back(std::span<Item> items, Nanos now, Decision& out);
+  /// Units of the cost that this node counted, and that still count, do so no longer.
+  std::uint64_t give_back(const CompiledRule& compiled, Item& item, Nanos now);
+  std::uint64_t give_back_windows(SeriesEntry& entry, const SeriesId& id, std::uint64_t units,
+                                  Nanos now);
+  std::uint64_t give_back_bucket(const CompiledRule& compiled, SeriesEntry& entry,
+                                 const SeriesId& id, std::uint64_t units, Nanos now);
+  /// Counts the request if the candidate would deny it. Before it consumes anything.
+  void try_candidate(const CompiledCandidate& candidate, const Item& item, bool report, Nanos now);
 
   /// For a series of this rule: gives the places of series that are over, or else of some that are
   /// idle, of this rule or of those that have more than their part. Not where the replica must

@@ -87,7 +87,9 @@ Item item_alone(const CompiledRule& compiled, const SeriesId& id, std::uint64_t 
 void Limiter::Impl::check(const Request& request, Nanos given, Decision& out) {
   Local& work = local();
   work.program = rules.kept(work.stripe);
-  bool plain = (request.id.size() | request.more.size()) == 0;  // in one branch
+  // In one branch.
+  bool plain =
+      (request.id.size() | request.more.size() | static_cast<std::size_t>(request.kind)) == 0;
   if (work.single && work.program != nullptr && plain) [[likely]] {
     SingleMatch single = single_match(*work.program, request);
     if (single.compiled != nullptr && single.compiled->small) [[likely]] {

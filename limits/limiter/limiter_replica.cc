@@ -86,11 +86,16 @@ void Limiter::Impl::drain_series(const SeriesId& id, Series& series, bool urgent
                                  std::vector<crdt::OwnCount>& out) const {
   escrow.drain(id, series, out);
   for (WindowCell& cell : series.windows) {
-    if (!cell.dirty) continue;
-    cell.dirty = false;
-    bool ahead = cell.block > 0;
-    if (ahead) cell.ceiling = std::max(cell.ceiling, add_saturated(cell.own, cell.block));
-    out.push_back({{id, cell.epoch}, 0, ahead ? cell.ceiling : cell.own, {}, urgent, ahead});
+    if (cell.dirty) {
+      cell.dirty = false;
+      bool ahead = cell.block > 0;
+      if (ahead) cell.ceiling = std::max(cell.ceiling, add_saturated(cell.own, cell.block));
+      out.push_back({{id, cell.epoch}, 0, ahead ? cell.ceiling : cell.own, {}, urgent, ahead});
+    }
+    if (cell.back_dirty) {
+      cell.back_dirty = false;
+      out.push_back({{id, cell.epoch}, crdt::kBackRow, cell.own_back, {}, urgent, false});
+    }
   }
   if (!series.bucket || !series.bucket->dirty) return;
   BucketCell& bucket = *series.bucket;
@@ -110,12 +115,19 @@ bool Limiter::Impl::absorb(const crdt::Cell& cell, Growth& growth, bool own) {
                     [&](BucketCell& bucket) { absorb_bucket(bucket, cell, total, growth); });
       return;
     }
-    std::uint64_t others = total - cell.value_of({options.incarnation, 0});
-    if (absorb_small(entry, cell.id, others, growth)) return;
+    const std::uint64_t mine = cell.value_of({options.incarnation, 0});
+    std::uint64_t others = total - mine;
+    const std::uint64_t back = cell.given_back();
+    if (back == 0 && absorb_small(entry, cell.id, others, growth)) return;
+    const std::uint64_t mine_back =
+        std::min(mine, cell.value_of({options.incarnation, crdt::kBackRow}));
     WindowCell& window = general(entry, cell.id.series).window(cell.id.epoch);
     growth.units = others - std::min(others, window.others);
     window.others = std::max(window.others, others);
-    if (own) window.own = std::max(window.own, total - others);
+    window.others_back = std::max(window.others_back, back - std::min(back, mine_back));
+    if (!own) return;
+    window.own = std::max(window.own, mine);
+    window.own_back = std::max(window.own_back, mine_back);
   };
   // While some series are with the replica alone this may be one of them, of which it has more
   // cells.
@@ -153,19 +165,21 @@ bool Limiter::Impl::is_kept(const SeriesEntry& entry, const ReplicaSide::Durable
     if (bucket.own == 0 || bucket.state.expiry - kSecond < last) born = std::max(born, last);
     const crdt::SlotId slot{options.incarnation, bucket.birth};
     const bool own = bucket.own == 0 || kept({id, crdt::kBucketEpoch}, slot) == bucket.own;
-    return own && !bucket.dirty && bucket.held == 0;
+    return own && !bucket.dirty && bucket.held == 0 && bucket.own_back == 0;
   };
   if (entry.form() == Form::bucket) return has_bucket(read_bucket(entry));
   if (entry.form() != Form::general) return false;
   const Series& series = *entry.series;
   if (!series.escrow.empty() || series.escrow_bucket != nullptr) return false;
   if (known && rules.number(number).rule.algorithm == Algorithm::sliding_log) return false;
+  if (known && rules.number(number).rule.phase == Phase::first_hit) return false;
   if (series.bucket && !has_bucket(*series.bucket)) return false;
   return std::all_of(series.windows.begin(), series.windows.end(), [&](const WindowCell& cell) {
     // Of a series whose rule nobody knows: an instant of a log is hardly ever a whole second.
     const bool named =
         known || (cell.epoch.start % kSecond == 0 && cell.epoch.expiry % kSecond == 0);
-    return named && !cell.dirty && cell.held == 0 && cell.block == 0 && has(cell.epoch, cell.own);
+    return named && !cell.dirty && cell.own_back == 0 && cell.held == 0 && cell.block == 0 &&
+           has(cell.epoch, cell.own);
   });
 }
 
@@ -251,7 +265,7 @@ void Limiter::Impl::reset(const crdt::Cell& cell, const crdt::Slot& gone) {
       std::uint64_t forgotten = gone.id == own ? std::min(gone.value, bucket.own) : 0;
       crdt::BucketState state = cell.bucket;
       if (bucket.own == forgotten) {
-        bucket.birth = bucket.own = forgotten = 0;
+        bucket.birth = bucket.own = bucket.own_back = forgotten = 0;
         bucket.made = {};
       } else if (bucket.own > held) {
         state.touched = std::max(state.touched, bucket.state.touched);
@@ -277,6 +291,7 @@ void Limiter::Impl::rebase(const crdt::Incarnation& fresh,
     auto leave = [&](BucketCell& bucket) {
       if (bucket.birth == 0) return;
       bucket.dirty = leave_behind(bucket, durable({id, crdt::kBucketEpoch}, {old, bucket.birth}));
+      bucket.own_back = std::min(bucket.own_back, bucket.own);
       if (!bucket.dirty) bucket.birth = 0;  // the fresh incarnation has no slot yet
     };
     bool dirty = false;
@@ -295,8 +310,14 @@ void Limiter::Impl::rebase(const crdt::Incarnation& fresh,
       std::uint64_t held = durable({id, cell.epoch}, {old, 0});
       // The old slot stays as it is, with what it was ahead.
       std::uint64_t ahead = held - std::min(held, cell.own);
+      const std::uint64_t back =
+          std::min({durable({id, cell.epoch}, {old, crdt::kBackRow}), cell.own_back, held});
       cell.dirty = leave_behind(cell, held);
       cell.others = add_saturated(cell.others, ahead);
+      // Nobody gives back more than it counted: what the disk has not of it is lost.
+      cell.others_back = add_saturated(cell.others_back, back);
+      cell.own_back = std::min(cell.own_back - back, cell.own);
+      cell.back_dirty = cell.own_back > 0;
       cell.ceiling = cell.durable = 0;
       dirty |= cell.dirty;
     }

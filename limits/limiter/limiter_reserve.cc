@@ -17,6 +17,7 @@ Ticket Limiter::Impl::reserve(const Request& request, Nanos given, Nanos timeout
   Nanos now = time.clamp(given, work.stripe);
   Items& items = work.items[0];
   prepare(request, now, work, items);
+  items.kind = RequestKind::check;  // what is held has not passed yet, nor been given back
   if (items.size() == 0) unmet.note(*program, request);
   auto reserve_now = [&] { return reserve(request, items, work, now, timeout, out, holder); };
   return request.id.empty() ? reserve_now()
@@ -74,6 +75,7 @@ SettledHold Limiter::Impl::settle_hold(const Hold& hold, std::uint64_t cost, Nan
     item.id = hold.series;
     item.cost = cost;
     if (!compiled.bucket_cell && !compiled.log) item.window = window_at(compiled, item.id, now);
+    if (compiled.first_hit) find_window(compiled, item, now);
     table.set_rule(entry, compiled.number);
     out.lapsed = !settle(compiled, item, hold, now);
     bool durable = item.waits || (options.replicated && compiled.commit);

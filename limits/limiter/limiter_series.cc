@@ -38,8 +38,25 @@ std::span<const LogEntry> read_log(const Series* series, std::uint64_t most) {
   return log;
 }
 
+void Limiter::Impl::find_window(const CompiledRule& compiled, Item& item, Nanos now) {
+  Nanos start = now;
+  if (const Series* series = general_form(item.entry)) {
+    for (const WindowCell& cell : series->windows) {
+      if (cell.epoch.start > now || cell.epoch.expiry <= now || cell.empty()) continue;
+      start = cell.epoch.start;
+      break;
+    }
+  }
+  WindowShape shape;
+  shape.sub = compiled.rule->window;
+  shape.phase = (shape.sub - start % shape.sub) % shape.sub;
+  item.window = {shape, shape.index(start), start};
+}
+
 void Limiter::Impl::assess(const CompiledRule& compiled, Item& item, Nanos now) {
   const SeriesEntry* entry = item.entry;
+  if (compiled.first_hit) [[unlikely]]
+    find_window(compiled, item, now);
   item.compact = compiled.compact.fits && entry != nullptr &&
                  is_small_bucket(compiled, *entry, item.cost, now);
   if (item.compact) {
@@ -68,8 +85,8 @@ Verdict Limiter::Impl::evaluate(const CompiledRule& compiled, const Item& item, 
     return escrow.evaluate(compiled, item.id, item.window, series, cost, now);
   }
   if (compiled.log) {
-    return evaluate_log(read_log(series, compiled.limit + 1), compiled.rule->window, compiled.limit,
-                        now, cost);
+    return evaluate_log(read_log(series, add_saturated(compiled.limit, 1)), compiled.rule->window,
+                        compiled.limit, now, cost);
   }
   if (compiled.bucket_cell) {
     if (form == Form::bucket) {
@@ -180,8 +197,7 @@ void Limiter::Impl::consume_general(const CompiledRule& compiled, Item& item, Na
   } else if (!consume_small_window(compiled, entry, item.window, item.cost, options.replicated)) {
     Series& series = general(entry, item.id);
     series.forget_windows(now - kGrace);
-    WindowCell& cell =
-        series.window(compiled.log ? log_epoch(compiled.rule->window, now) : item.window.epoch());
+    WindowCell& cell = series.window(epoch_of(compiled, item, now));
     cell.own = add_saturated(cell.own, item.cost);
     cell.dirty = options.replicated;
     if (options.replicated && compiled.reserve > 0) keep_reserve(compiled, item, cell);
@@ -269,7 +285,8 @@ bool Limiter::Impl::write_bucket(SeriesEntry& entry, const BucketCell& bucket) {
   const crdt::BucketState& state = bucket.state;
   const crdt::Checkpoint& checkpoint = state.checkpoint;
   const std::uint64_t total = bucket.total();
-  if (bucket.held > 0 || total > kMaxInRecord || checkpoint.counted > total) return false;
+  if (bucket.held > 0 || bucket.own_back > 0) return false;
+  if (total > kMaxInRecord || checkpoint.counted > total) return false;
   // What is handed over next is the checkpoint as it stands.
   if (bucket.dirty && bucket.made != checkpoint) return false;
   if (bucket.own > 0 && bucket.birth != bucket.last_birth) return false;
@@ -331,6 +348,30 @@ void Limiter::Impl::consume_bucket_cell(const CompiledRule& compiled, Series& se
   bucket.dirty = options.replicated;
 }
 
+crdt::DebtTicks Limiter::Impl::debt_of(const CompiledRule& compiled, const Item& item,
+                                       Nanos now) const {
+  const SeriesEntry* entry = item.entry;
+  if (entry != nullptr && entry->form() == Form::bucket) {
+    const BucketCell bucket = read_bucket(*entry);
+    return bucket_debt(compiled.bucket, bucket.state, bucket.total(), now);
+  }
+  const Series* series = general_form(entry);
+  if (series == nullptr || !series->bucket) return 0;
+  const BucketCell& bucket = *series->bucket;
+  if (bucket.held == 0) return bucket_debt(compiled.bucket, bucket.state, bucket.total(), now);
+  return bucket_debt(compiled.bucket, with_held(compiled, bucket, now),
+                     add_saturated(bucket.total(), bucket.held), now);
+}
+
+std::uint64_t Limiter::Impl::counted_in(const Item& item) const {
+  const SeriesEntry* entry = item.entry;
+  if (entry == nullptr) return 0;
+  if (entry->form() == Form::window)
+    return small_count(*entry, item.window.shape, item.window.index);
+  Series* series = general_form(entry);
+  return series == nullptr ? 0 : series->count(item.window.epoch());
+}
+
 std::uint64_t Limiter::Impl::used(const CompiledRule& compiled, const SeriesId& id, Nanos now) {
   std::uint64_t units = 0;
   with_entry(id, Make::no, [&](SeriesEntry& entry) {
@@ -344,22 +385,10 @@ std::uint64_t Limiter::Impl::used(const CompiledRule& compiled, const SeriesId& 
       return;
     }
     if (compiled.bucket_cell) {
-      const BucketShape& shape = compiled.bucket;
-      crdt::BucketState state;
-      std::uint64_t total = 0;
-      if (entry.form() == Form::bucket) {
-        const BucketCell bucket = read_bucket(entry);
-        state = bucket.state;
-        total = bucket.total();
-      }
-      if (series != nullptr && series->bucket) {
-        const BucketCell& bucket = *series->bucket;
-        state = bucket.held > 0 ? with_held(compiled, bucket, now) : bucket.state;
-        total = add_saturated(bucket.total(), bucket.held);
-      }
-      auto unit = static_cast<std::uint64_t>(shape.unit);
-      crdt::DebtTicks debt = bucket_debt(shape, state, total, now);
-      units = static_cast<std::uint64_t>((debt + unit - 1) / unit);
+      Item item;
+      item.entry = &entry;
+      auto unit = static_cast<std::uint64_t>(compiled.bucket.unit);
+      units = static_cast<std::uint64_t>((debt_of(compiled, item, now) + unit - 1) / unit);
       return;
     }
     WindowShape shape = window_shape(*compiled.rule, id);

@@ -40,7 +40,7 @@ std::string identity(const Rule& rule) {
   }
   append_text(text, std::to_string(sliding ? rule.slots : 0));
   append_text(text, sliding && rule.strict ? "strict" : "");
-  append_text(text, rule.phase == Phase::spread ? "spread" : "");
+  append_text(text, rule.phase == Phase::aligned ? "" : to_string(rule.phase));
   // What stands here is "escrow" of escrow rules only: an entry of a key is never empty.
   if (rule.enforcement == Enforcement::escrow) {
     append_text(text, "escrow");
@@ -74,14 +74,16 @@ CompiledRule compile(const Rule& rule, std::uint32_t number, const SeriesId& ide
   HashKey own;
   std::memcpy(own.data(), &identity, sizeof identity);
   compiled.hash_key = internal::KeyedHash(own);
-  compiled.plain_cost = rule.cost_by_method.empty();
+  compiled.plain_cost = rule.cost_by_method.empty() && rule.cost_by_entry.empty();
   compiled.default_cost = rule.default_cost;
   compiled.shadow = rule.shadow;
   compiled.escrow = rule.enforcement == Enforcement::escrow;
   compiled.reserve = reserve_of(rule);
   compiled.commit = rule.durability == Durability::commit && !compiled.escrow;
   compiled.bucket_cell = is_bucket(rule.algorithm);
-  compiled.log = rule.algorithm == Algorithm::sliding_log;
+  compiled.first_hit = rule.phase == Phase::first_hit;
+  compiled.log = rule.algorithm == Algorithm::sliding_log || compiled.first_hit;
+  compiled.count_denied = rule.count_denied;
   compiled.limit = compiled.bucket_cell ? rule.burst : rule.limit;
   if (compiled.bucket_cell) {
     compiled.bucket = bucket_shape(rule);
@@ -99,6 +101,17 @@ CompiledRule compile(const Rule& rule, std::uint32_t number, const SeriesId& ide
     compiled.window = shape;
   }
   compiled.small = (compiled.compact.fits && !compiled.escrow) || compiled.plain_windows;
+  // What the quick way does not know.
+  compiled.small = compiled.small && !rule.count_denied && !rule.candidate;
+  if (rule.candidate) {
+    auto candidate = std::make_shared<CompiledCandidate>();
+    candidate->rule = rule;
+    candidate->rule.limit = rule.candidate->limit;
+    candidate->rule.burst = rule.candidate->burst;
+    candidate->rule.candidate.reset();
+    candidate->compiled = compile(candidate->rule, number, identity);
+    compiled.candidate = std::move(candidate);
+  }
   return compiled;
 }
 

@@ -84,6 +84,8 @@ struct Owed {
   Nanos ahead = 0;  // by which another thread has touched it later than now
 };
 
+struct CompiledCandidate;
+
 /// A rule as decisions need it.
 struct CompiledRule {
   const Rule* rule = nullptr;
@@ -96,7 +98,9 @@ struct CompiledRule {
   bool shadow = false;
   bool commit = false;  // its answers wait for the disk, where there is one
   bool bucket_cell = false;
-  bool log = false;
+  bool log = false;        // instants of admissions count, each for a window: first_hit too
+  bool first_hit = false;  // admissions share the instant of the first that found no window open
+  bool count_denied = false;
   bool spread = false;
   bool small = false;          // its series mostly are in a small form, see decide_alone()
   bool small_windows = false;  // two windows are enough for Form::window
@@ -111,6 +115,14 @@ struct CompiledRule {
   BucketShape bucket;
   CompactBucket compact;
   EscrowBucketShape escrow_bucket;
+  std::shared_ptr<const CompiledCandidate> candidate;  // mostly none
+};
+
+/// Another limit that a rule is tried with.
+struct CompiledCandidate {
+  Rule rule;                                     // with that limit
+  CompiledRule compiled;                         // of `rule`
+  mutable std::atomic<std::uint64_t> denied{0};  // requests that it would have
 };
 
 /// What says whether a rule applies, where there are so few that each is looked at.
@@ -150,6 +162,9 @@ struct Program {
       sum.denied += stripe[rule].denied.load(std::memory_order_relaxed);
       sum.degraded += stripe[rule].degraded.load(std::memory_order_relaxed);
       sum.exhausted_locally += stripe[rule].exhausted_locally.load(std::memory_order_relaxed);
+    }
+    if (const CompiledCandidate* candidate = compiled_rules[rule].candidate.get()) {
+      sum.candidate_denied = candidate->denied.load(std::memory_order_relaxed);
     }
     return sum;
   }

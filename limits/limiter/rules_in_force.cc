@@ -14,6 +14,7 @@ void add(RuleCounters& sum, const RuleCounters& more) {
   sum.denied += more.denied;
   sum.degraded += more.degraded;
   sum.exhausted_locally += more.exhausted_locally;
+  sum.candidate_denied += more.candidate_denied;
 }
 
 }  // namespace

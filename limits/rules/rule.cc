@@ -15,6 +15,7 @@
 #include <weir/limits/matching/rule_index.h>
 #include <weir/limits/rules/rule_origin.h>
 #include <weir/limits/text/duration.h>
+#include <weir/limits/text/number.h>
 #include <weir/limits/text/utf8.h>
 
 namespace weir {
@@ -120,6 +121,8 @@ class Checker {
       check_bucket(rules[i]);
       check_cost(rules[i]);
       check_enforcement(rules[i]);
+      check_first_hit(rules[i]);
+      check_candidate(rules[i]);
     }
   }
 
@@ -249,8 +252,10 @@ class Checker {
                                  "calendar",
                                  to_string(rule.algorithm)));
     }
-    if (readable("phase") && rule.phase == Phase::spread) {
-      fail("phase", "aligned, got spread: a calendar's windows begin when the calendar says");
+    if (readable("phase") && rule.phase != Phase::aligned) {
+      fail("phase",
+           fmt::format("aligned, got {}: a calendar's windows begin when the calendar says",
+                       to_string(rule.phase)));
     }
   }
 
@@ -331,6 +336,15 @@ class Checker {
     for (const auto& [method, cost] : rule.cost_by_method) {
       check_name(internal::field_path("cost", method), method);
     }
+    if (rule.cost_by_entry.size() > kMaxKey) {
+      fail("cost.entries",
+           fmt::format("at most {} entries, got {}", kMaxKey, rule.cost_by_entry.size()));
+      return;
+    }
+    for (const EntryCost& entry : rule.cost_by_entry) {
+      check_name("cost.entries", entry.key);
+      if (entry.weight > kMaxWeight) fail("cost.entries", "at most 1000000000 units for each");
+    }
   }
 
   void check_enforcement(const Rule& rule) {
@@ -370,6 +384,50 @@ class Checker {
     }
     if (origin_.state(index_, "on_failure") == State::set && rule.on_failure == OnFailure::open) {
       fail("on_failure", "closed with enforcement escrow, got open: it never admits too much");
+    }
+  }
+
+  void check_first_hit(const Rule& rule) {
+    if (!readable("phase") || rule.phase != Phase::first_hit) return;
+    if (readable("algorithm") && rule.algorithm != Algorithm::fixed_window) {
+      fail("phase", fmt::format("aligned or spread with algorithm {}, got first_hit: only the "
+                                "windows of fixed_window can begin with a hit",
+                                to_string(rule.algorithm)));
+    }
+    if (readable("enforcement") && rule.enforcement == Enforcement::escrow) {
+      fail("phase",
+           "aligned or spread with enforcement escrow, got first_hit: rights are shares of windows "
+           "that all nodes know before they begin");
+    }
+    if (readable("durability") && rule.durability == Durability::reserve) {
+      fail("phase",
+           "aligned or spread with durability reserve, got first_hit: what is ahead is kept for "
+           "windows that are known before they begin");
+    }
+  }
+
+  void check_candidate(const Rule& rule) {
+    if (!readable("candidate") || !rule.candidate) return;
+    if (readable("enforcement") && rule.enforcement == Enforcement::escrow) {
+      fail("candidate",
+           "no candidate with enforcement escrow: the rights that nodes hold are those of the "
+           "limit");
+    }
+    if (!readable("algorithm")) return;
+    const Candidate& candidate = *rule.candidate;
+    if (!is_bucket(rule.algorithm)) {
+      if (candidate.burst != 0) {
+        fail("candidate.burst", fmt::format("no burst with algorithm {}: only token_bucket and "
+                                            "leaky_bucket have it",
+                                            to_string(rule.algorithm)));
+      }
+      return;
+    }
+    const std::uint64_t burst = candidate.burst == 0 ? candidate.limit : candidate.burst;
+    if (readable("max_debt") &&
+        burst > std::numeric_limits<std::uint64_t>::max() / (1 + std::uint64_t{rule.max_debt})) {
+      fail("candidate", fmt::format("burst * (1 + max_debt) below 2^64, got {} * {}", burst,
+                                    1 + std::uint64_t{rule.max_debt}));
     }
   }
 
@@ -442,6 +500,18 @@ std::string_view to_string(Late late) {
   return "unknown";
 }
 
+std::string_view to_string(Phase phase) {
+  switch (phase) {
+    case Phase::aligned:
+      return "aligned";
+    case Phase::spread:
+      return "spread";
+    case Phase::first_hit:
+      return "first_hit";
+  }
+  return "unknown";
+}
+
 std::optional<MatchCidr> parse_cidr(std::string_view text) {
   const std::size_t slash = text.find('/');
   MatchCidr cidr;
@@ -466,7 +536,26 @@ std::optional<MatchCidr> parse_cidr(std::string_view text) {
   return cidr;
 }
 
+namespace {
+
+std::uint64_t cost_of_entries(const std::vector<EntryCost>& entries, const Request& request) {
+  constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
+  Uint128 sum = 0;  // 16 products below 2^114
+  for (const EntryCost& entry : entries) {
+    const std::string_view* text = request.find(entry.key);
+    if (text == nullptr) continue;
+    std::uint64_t value = 0;
+    if (parse_number(*text, value) != Digits::good) return kMost;
+    sum += static_cast<Uint128>(entry.weight) * value;
+  }
+  const Uint128 units = (sum + kWeightUnit - 1) / kWeightUnit;
+  return units > kMost ? kMost : static_cast<std::uint64_t>(units);
+}
+
+}  // namespace
+
 std::uint64_t Rule::cost_of(const Request& request) const {
+  if (!cost_by_entry.empty()) return cost_of_entries(cost_by_entry, request);
   if (cost_by_method.empty()) return default_cost;
   const std::string_view* method = request.find("method");
   if (method == nullptr) return default_cost;
@@ -532,6 +621,9 @@ std::shared_ptr<const RuleSet> RuleSet::make(std::vector<Rule> rules, const Rule
       rule.on_failure = OnFailure::closed;
     }
     if (!is_bucket(rule.algorithm)) continue;
+    if (rule.candidate && (rule.candidate->burst == 0 || rule.candidate->limit == 0)) {
+      rule.candidate->burst = rule.candidate->limit;
+    }
     // A limit of 0 denies everything, so it has nothing to burst with.
     if (rule.burst == 0 || rule.limit == 0) rule.burst = rule.limit;
   }

@@ -29,7 +29,9 @@ enum class OnFailure : std::uint8_t { open, closed };
 /// the node that is the key's home; the others ask it. `escrow`: every node, from rights that it
 /// holds.
 enum class Enforcement : std::uint8_t { merged, escrow, home };
-enum class Phase : std::uint8_t { aligned, spread };
+/// Where windows begin: by the clock, each series shifted by its hash, or each with the first hit
+/// that finds none open.
+enum class Phase : std::uint8_t { aligned, spread, first_hit };
 /// What becomes of a reservation that is settled after the window that it was made in is over.
 enum class Late : std::uint8_t { charge, drop };
 
@@ -43,6 +45,7 @@ std::string_view to_string(Durability durability);
 std::string_view to_string(OnFailure on_failure);
 std::string_view to_string(Enforcement enforcement);
 std::string_view to_string(Late late);
+std::string_view to_string(Phase phase);
 
 /// What one descriptor entry must be for a rule to apply.
 struct MatchExact {
@@ -78,6 +81,22 @@ struct Match {
 /// if bits are set behind the prefix.
 std::optional<MatchCidr> parse_cidr(std::string_view text);
 
+/// Another limit that a rule is tried with: counted in the same series, reported, never enforced.
+struct Candidate {
+  std::uint64_t limit = 0;
+  std::uint64_t burst = 0;  ///< buckets: as Rule::burst
+  bool operator==(const Candidate&) const = default;
+};
+
+/// What a descriptor entry's value, a whole number, costs.
+struct EntryCost {
+  std::string key;
+  std::uint64_t weight = 0;  ///< millionths of a unit for each; at most kMaxWeight
+  bool operator==(const EntryCost&) const = default;
+};
+inline constexpr std::uint64_t kWeightUnit = 1'000'000;
+inline constexpr std::uint64_t kMaxWeight = 1'000'000'000 * kWeightUnit;
+
 /// A configured limit. Comparable and copied freely; validated by RuleSet::make.
 struct Rule {
   std::string domain;
@@ -104,9 +123,12 @@ struct Rule {
   /// Units per hit, by the descriptor entry `method`.
   std::map<std::string, std::uint64_t> cost_by_method;
   std::uint64_t default_cost = 1;
+  /// If there are any, a hit costs the sum of what these cost instead, exact and then rounded up.
+  /// One that the descriptor lacks costs nothing, one that is no whole number 2^64 - 1.
+  std::vector<EntryCost> cost_by_entry;
   /// Buckets: debt that a healed partition brings is cut to burst * (1 + max_debt).
   std::uint32_t max_debt = 1;
-  /// `spread` shifts each series' window boundaries by its hash.
+  /// `spread` shifts each series' window boundaries by its hash; `first_hit`, fixed windows only.
   Phase phase = Phase::aligned;
   /// `escrow`: what all members together admit in a window never exceeds the limit; of a bucket,
   /// over any interval, what burst and rate allow. docs/escrow.md
@@ -118,6 +140,10 @@ struct Rule {
   /// Windows and logs: `charge` counts in the current window what is settled too late for its own,
   /// `drop` nowhere.
   Late late = Late::charge;
+  /// Requests that are denied, by this rule or another, consume from it too: as far as it then has
+  /// room for the same request again one window later at the latest. docs/rules.md
+  bool count_denied = false;
+  std::optional<Candidate> candidate;
   /// Keys for which there is always room in LimiterOptions::max_series, whatever other rules hold.
   /// 0: a fair part.
   std::uint64_t series = 0;

@@ -47,13 +47,33 @@ std::string window_text(const Rule& rule) {
                      quoted(rule.calendar->time_zone));
 }
 
+std::string weight_text(std::uint64_t weight) {
+  std::string text = fmt::format("{}.{:06}", weight / kWeightUnit, weight % kWeightUnit);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text;
+}
+
 std::string cost_text(const Rule& rule) {
+  if (!rule.cost_by_entry.empty()) {
+    std::string entries;
+    for (const EntryCost& entry : rule.cost_by_entry) {
+      entries += fmt::format("{}{}: {}", entries.empty() ? "" : ", ", quoted(entry.key),
+                             weight_text(entry.weight));
+    }
+    return fmt::format("{{entries: {{{}}}}}", entries);
+  }
   if (rule.cost_by_method.empty()) return std::to_string(rule.default_cost);
   std::string out = "{";
   for (const auto& [method, cost] : rule.cost_by_method) {
     out += fmt::format("{}: {}, ", quoted(method), cost);
   }
   return out + fmt::format("default: {}}}", rule.default_cost);
+}
+
+std::string candidate_text(const Candidate& candidate) {
+  if (candidate.burst == 0) return fmt::format("{{limit: {}}}", candidate.limit);
+  return fmt::format("{{limit: {}, burst: {}}}", candidate.limit, candidate.burst);
 }
 
 std::string rule_text(const Rule& rule) {
@@ -85,11 +105,13 @@ std::string rule_text(const Rule& rule) {
     field("max_debt", std::to_string(rule.max_debt));
   }
   field("cost", cost_text(rule));
-  field("phase", rule.phase == Phase::spread ? "spread" : "aligned");
+  field("phase", to_string(rule.phase));
   field("enforcement", to_string(rule.enforcement));
   field("durability", to_string(rule.durability));
   // Readers that do not know it yet take the default.
   if (rule.late != Late::charge) field("late", to_string(rule.late));
+  if (rule.count_denied) field("count_denied", "true");
+  if (rule.candidate) field("candidate", candidate_text(*rule.candidate));
   if (rule.series > 0) field("series", std::to_string(rule.series));
   field("on_failure", to_string(rule.on_failure));
   field("shadow", rule.shadow ? "true" : "false");

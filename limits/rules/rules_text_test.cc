@@ -43,6 +43,10 @@ rules:
   - { name: f, limit: 10, window: 1m, algorithm: sliding_log, cost: 3, late: drop, series: 7 }
   - { name: g, limit: 10, window: { calendar: month, time_zone: Europe/Berlin } }
   - { name: h, limit: 10, window: 1d, enforcement: home, on_failure: closed }
+  - { name: i, limit: 10, window: 1d, phase: first_hit, count_denied: true, candidate: { limit: 5 } }
+  - { name: k, limit: 10, window: 1d, cost: { entries: { in: 1, out: 4, cached: 0.25, "x y": 0.000001 } } }
+  - { name: l, limit: 10, window: 1d, cost: { entries: { in: 1000000000, none: 0 } } }
+  - { name: j, limit: 10, window: 1d, algorithm: token_bucket, candidate: { limit: 5, burst: 3 } }
 ---
 domain: "other: domain"
 rules:

@@ -11,6 +11,7 @@
 #include <weir/limits/rules/rule_origin.h>
 #include <weir/limits/rules/rule_warnings.h>
 #include <weir/limits/series/keyed_hash.h>
+#include <weir/limits/text/number.h>
 #include <weir/limits/text/utf8.h>
 #include <weir/limits/yaml/read_file.h>
 #include <weir/limits/yaml/reader.h>
@@ -225,6 +226,8 @@ class RulesReader final : public RuleOrigin {
          {"series",
           [&](const Value& v) { return read_.integer(v, 1, 1'000'000'000, rule.series); }},
          {"late", [&](const Value& v) { return read_late(v, rule.late); }},
+         {"count_denied", [&](const Value& v) { return read_bool(v, rule.count_denied); }},
+         {"candidate", [&](const Value& v) { return read_candidate(v, rule.candidate.emplace()); }},
          {"on_failure", [&](const Value& v) { return read_on_failure(v, rule.on_failure); }},
          {"shadow", [&](const Value& v) { return read_bool(v, rule.shadow); }}});
     if (!fields.is_map) return;
@@ -287,8 +290,10 @@ class RulesReader final : public RuleOrigin {
   }
 
   bool read_phase(const Value& value, Phase& out) {
-    return read_.choice<Phase>(value, {{"aligned", Phase::aligned}, {"spread", Phase::spread}},
-                               out);
+    return read_.choice<Phase>(
+        value,
+        {{"aligned", Phase::aligned}, {"spread", Phase::spread}, {"first_hit", Phase::first_hit}},
+        out);
   }
 
   bool read_enforcement(const Value& value, Enforcement& out) {
@@ -309,6 +314,15 @@ class RulesReader final : public RuleOrigin {
 
   bool read_late(const Value& value, Late& out) {
     return read_.choice<Late>(value, {{"charge", Late::charge}, {"drop", Late::drop}}, out);
+  }
+
+  bool read_candidate(const Value& value, Candidate& out) {
+    const std::size_t problems = read_.problems();
+    read_.mapping(
+        value, {{"limit", [&](const Value& v) { return read_.integer(v, 0, kAny, out.limit); },
+                 "the limit to try"},
+                {"burst", [&](const Value& v) { return read_.integer(v, 1, kAny, out.burst); }}});
+    return read_.problems() == problems;
   }
 
   bool read_on_failure(const Value& value, OnFailure& out) {
@@ -406,6 +420,11 @@ class RulesReader final : public RuleOrigin {
     bool ok = true;
     for (const auto& entry : entries) {
       if (read_.full()) return false;
+      if (entry.name == "entries" && read_.is_map(entry.value)) {
+        if (entries.size() > 1) ok = read_.fail(entry.key, "no methods beside entries");
+        ok &= read_entry_costs(entry.value, rule.cost_by_entry);
+        continue;
+      }
       std::uint64_t cost = 0;
       ok &= read_.integer(entry.value, 0, kAny, cost);
       if (entry.name == "default") {
@@ -415,6 +434,42 @@ class RulesReader final : public RuleOrigin {
       }
     }
     return ok;
+  }
+
+  bool read_entry_costs(const Value& value, std::vector<EntryCost>& out) {
+    std::vector<yaml::Reader::Member> entries;
+    if (!read_.entries(value, "entry", entries)) return false;
+    bool ok = true;
+    for (const auto& entry : entries) {
+      if (read_.full()) return false;
+      EntryCost& cost = out.emplace_back();
+      cost.key = entry.name;
+      ok &= read_weight(entry.value, cost.weight);
+    }
+    return ok && (!out.empty() || read_.fail(value, "at least one entry"));
+  }
+
+  /// 4 or 0.25: at most six digits behind the point.
+  bool read_weight(const Value& value, std::uint64_t& out) {
+    constexpr std::string_view kWhat =
+        "units for each, such as 4 or 0.25: at most 1000000000, with at most 6 digits behind the "
+        "point";
+    const std::string* text = read_.scalar(value);
+    if (text == nullptr || !read_.node(value).plain) return read_.expected(value, kWhat);
+    const std::size_t point = text->find('.');
+    std::string digits = text->substr(0, point);
+    std::string behind = point == std::string::npos ? "" : text->substr(point + 1);
+    const bool form = point == std::string::npos || (!behind.empty() && behind.size() <= 6);
+    behind.resize(6, '0');
+    std::uint64_t units = 0;
+    std::uint64_t millionths = 0;
+    // In front of the millionths a 1, as a number has no zero there.
+    if (!form || parse_number(digits, units) != Digits::good ||
+        parse_number("1" + behind, millionths) != Digits::good || units > 1'000'000'000) {
+      return read_.expected(value, kWhat);
+    }
+    out = units * kWeightUnit + (millionths - kWeightUnit);
+    return out <= kMaxWeight || read_.expected(value, kWhat);
   }
 
   const yaml::Tree& tree_;

@@ -106,6 +106,69 @@ TEST(RulesYaml, EveryField) {
   EXPECT_TRUE(ring.strict);
 }
 
+TEST(RulesYaml, HowItCounts) {
+  const Rule rule =
+      rule_with({"phase: first_hit", "count_denied: true", "candidate: { limit: 5 }"});
+  EXPECT_EQ(rule.phase, Phase::first_hit);
+  EXPECT_TRUE(rule.count_denied);
+  EXPECT_EQ(rule.candidate, (Candidate{5, 0}));
+  const Rule bucket = rule_with({"algorithm: token_bucket", "candidate: { limit: 5, burst: 2 }"});
+  EXPECT_EQ(bucket.candidate, (Candidate{5, 2}));
+  EXPECT_EQ(rule_with({"algorithm: token_bucket", "candidate: { limit: 5 }"}).candidate,
+            (Candidate{5, 5}));
+}
+
+TEST(RulesYaml, ACostMayBeByEntries) {
+  const Rule rule = rule_with({"cost: { entries: { in: 1, out: 4, cached: 0.25 } }"});
+  EXPECT_EQ(rule.cost_by_entry,
+            (std::vector<EntryCost>{{"in", 1'000'000}, {"out", 4'000'000}, {"cached", 250'000}}));
+  // A method of that name.
+  EXPECT_EQ(rule_with({"cost: { entries: 3 }"}).cost_by_method.at("entries"), 3u);
+  const std::string what =
+      "expected units for each, such as 4 or 0.25: at most 1000000000, with at most 6 digits "
+      "behind the point, got ";
+  for (const char* wrong : {"-1", "1.", ".5", "0.1234567", "1000000000.1", "01", "1e3", "a"}) {
+    EXPECT_THAT(
+        errors_with({"cost: { entries: { in: " + std::string(wrong) + " } }"}),
+        ElementsAre("r.yaml:6:28: rules[0].cost.entries.in: " + what + "\"" + wrong + "\""));
+  }
+  EXPECT_THAT(errors_with({"cost: { entries: {} }"}),
+              ElementsAre("r.yaml:6:22: rules[0].cost.entries: expected at least one entry"));
+  EXPECT_THAT(
+      errors_with({"cost: { entries: { in: 1 }, GET: 2 }"}),
+      ElementsAre("r.yaml:6:13: rules[0].cost.entries: expected no methods beside entries"));
+}
+
+TEST(RulesYaml, HowItCountsIsRefusedWhereItMeansNothing) {
+  EXPECT_THAT(errors_with({"phase: first_hit", "algorithm: sliding_log"}),
+              ElementsAre("r.yaml:6:12: rules[0].phase: expected aligned or spread with algorithm "
+                          "sliding_log, got first_hit: only the windows of fixed_window can begin "
+                          "with a hit"));
+  EXPECT_THAT(errors_with({"phase: first_hit", "durability: reserve"}),
+              ElementsAre("r.yaml:6:12: rules[0].phase: expected aligned or spread with durability "
+                          "reserve, got first_hit: what is ahead is kept for windows that are "
+                          "known before they begin"));
+  EXPECT_THAT(
+      errors_with({"phase: first_hit", "enforcement: escrow"}),
+      ElementsAre("r.yaml:6:12: rules[0].phase: expected aligned or spread with enforcement "
+                  "escrow, got first_hit: rights are shares of windows that all nodes know "
+                  "before they begin"));
+  EXPECT_THAT(errors_with({"candidate: { limit: 5 }", "enforcement: escrow"}),
+              ElementsAre("r.yaml:6:16: rules[0].candidate: expected no candidate with enforcement "
+                          "escrow: the rights that nodes hold are those of the limit"));
+  EXPECT_THAT(errors_with({"candidate: { limit: 5, burst: 2 }"}),
+              ElementsAre("r.yaml:6:35: rules[0].candidate.burst: expected no burst with algorithm "
+                          "fixed_window: only token_bucket and leaky_bucket have it"));
+  EXPECT_THAT(
+      errors_with({"candidate: {}"}),
+      ElementsAre("r.yaml:6:16: rules[0].candidate.limit: expected the limit to try, got nothing"));
+  EXPECT_THAT(errors_with({"candidate: 5"}),
+              ElementsAre("r.yaml:6:16: rules[0].candidate: expected a map, got \"5\""));
+  EXPECT_THAT(
+      errors_with({"count_denied: yes"}),
+      ElementsAre("r.yaml:6:19: rules[0].count_denied: expected true or false, got \"yes\""));
+}
+
 TEST(RulesYaml, TheOtherAlgorithms) {
   const Rule leaky = rule_with({"algorithm: leaky_bucket", "burst: 4", "max_debt: 2"});
   EXPECT_EQ(leaky.algorithm, Algorithm::leaky_bucket);
@@ -235,7 +298,8 @@ TEST(RulesYaml, WordsOutsideTheListAreRefusedWithTheList) {
                                    "mean \"reserve\"?")));
   EXPECT_THAT(errors_with({"on_failure: opne"}),
               ElementsAre(EndsWith("open or closed, got \"opne\"; did you mean \"open\"?")));
-  EXPECT_THAT(errors_with({"phase: random"}), ElementsAre(HasSubstr("aligned or spread")));
+  EXPECT_THAT(errors_with({"phase: random"}),
+              ElementsAre(HasSubstr("aligned, spread or first_hit")));
 }
 
 TEST(RulesYaml, EscrowNeverAdmitsTooMuch) {

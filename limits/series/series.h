@@ -18,6 +18,10 @@ struct WindowCell {
   std::uint64_t others = 0;  ///< all other slots
   bool dirty = false;        ///< own has grown since it was last drained
   std::uint64_t held = 0;    ///< by open tickets; never drained
+  // What was given back of own and others: at most as much.
+  std::uint64_t own_back = 0;
+  std::uint64_t others_back = 0;
+  bool back_dirty = false;  ///< own_back has grown since it was last drained
   // Durability reserve: the slot is kept ahead of what was counted.
   std::uint64_t block = 0;    ///< by so much; 0: another durability
   std::uint64_t ceiling = 0;  ///< the slot as handed over
@@ -25,7 +29,10 @@ struct WindowCell {
   /// What was counted is not on the disk: the answer must wait.
   bool waits() const { return own > durable; }
   /// What decisions count.
-  std::uint64_t total() const { return add_saturated(add_saturated(own, others), held); }
+  std::uint64_t total() const {
+    const std::uint64_t mine = own - std::min(own, own_back);
+    return add_saturated(add_saturated(mine, others - std::min(others, others_back)), held);
+  }
   bool empty() const { return own == 0 && others == 0 && held == 0; }
 };
 
@@ -38,6 +45,8 @@ struct BucketCell {
   crdt::Checkpoint made;  ///< by the last consumption here: it surely counts all of own
   bool dirty = false;
   std::uint64_t held = 0;  ///< by open tickets; no part of the state
+  /// Of own, given back: which the checkpoint's debt says, and no slot does.
+  std::uint64_t own_back = 0;
   std::uint64_t total() const { return add_saturated(own, others); }
   /// As if never used, but for what is held.
   void reset() {
@@ -95,7 +104,7 @@ struct Series {
       return cell.epoch.expiry <= before && cell.idle();
     });
     std::erase_if(windows, [before](const WindowCell& cell) {
-      return cell.epoch.expiry <= before && !cell.dirty && cell.held == 0;
+      return cell.epoch.expiry <= before && !cell.dirty && !cell.back_dirty && cell.held == 0;
     });
   }
 };

@@ -448,6 +448,7 @@ Json check_json(const ClientReply& reply) {
   Json out{{"allowed", reply.allowed},
            {"repeated", reply.repeated},
            {"delay_s", wait_json(reply.delay())},
+           {"given_back", reply.given_back},
            {"decided_by", decider == nullptr ? Json() : Json(decider->rule)},
            {"source", source_name(reply.source)},
            {"degraded", reply.degraded},
@@ -459,6 +460,7 @@ Json check_json(const ClientReply& reply) {
 
 std::string check_text(const ClientReply& reply) {
   std::string out = reply.allowed ? "allowed" : "denied";
+  if (reply.given_back > 0) out += fmt::format(", {} given back", with_commas(reply.given_back));
   if (reply.repeated) out += " before";
   if (const Status* decider = reply.decider()) {
     out += " by " + internal::printable(decider->rule);
@@ -541,6 +543,14 @@ void add_check(CLI::App& app, int& result) {
   add_request_options(*command, *arguments);
   command->add_option("--hits", arguments->item.hits, "Units to ask for; 0 asks without counting")
       ->capture_default_str();
+  command
+      ->add_option("--kind", arguments->item.kind,
+                   "report: count what was used, whatever the limits say; refund: give it back")
+      ->transform(
+          CLI::Transformer(std::map<std::string, RequestKind>{{"check", RequestKind::check},
+                                                              {"report", RequestKind::report},
+                                                              {"refund", RequestKind::refund}})
+              .description("check, report or refund"));
   command->add_option("--count", arguments->count, "Ask so many times, one after the other")
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1'000'000'000}))
       ->capture_default_str();

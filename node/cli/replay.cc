@@ -34,6 +34,13 @@ class Regions {
     engines_[region]->check(request, now, out);
   }
 
+  /// Requests that the candidate of a rule would have denied.
+  std::uint64_t candidate_denied(std::uint32_t rule) const {
+    std::uint64_t sum = 0;
+    for (const auto& engine : engines_) sum += engine->limiter().counters(rule).candidate_denied;
+    return sum;
+  }
+
   /// Everything counted so far is known everywhere afterwards.
   void exchange(Nanos now) {
     // A replica pauses after a few messages until they are acknowledged, hence the repetition.
@@ -162,6 +169,9 @@ class Run {
         if (exchange_at == kNever) exchange_at = next_exchange(now);
         if (options_.progress && i % kProgressRequests == 0) options_.progress(i);
       }
+      for (std::uint32_t i = 0; i < options_.rules->rules().size(); ++i) {
+        candidates_denied_.push_back(regions.candidate_denied(i));
+      }
     }
     finish();
     return std::move(report_);
@@ -216,6 +226,8 @@ class Run {
       if (rules[i].domain != options_.domain) continue;
       outcomes[i].name = rules[i].name;
       outcomes[i].shadow = rules[i].shadow;
+      if (rules[i].candidate)
+        outcomes[i].candidate_denied = candidates_denied_.empty() ? 0 : candidates_denied_[i];
       report_.rules.push_back(std::move(outcomes[i]));
     }
     const auto before = [&](const Tally* a, const Tally* b) {
@@ -251,6 +263,7 @@ class Run {
   Decision decision_;
   Decision global_decision_;
   std::unordered_map<crdt::SeriesId, Tally> tallies_;
+  std::vector<std::uint64_t> candidates_denied_;  // by rule
   ReplayReport report_;
 };
 

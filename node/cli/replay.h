@@ -41,6 +41,8 @@ struct RuleOutcome {
   /// What the regions together allowed beyond one global limiter that saw all traffic at once: the
   /// sum of the excess over the rule's keys.
   std::uint64_t over_admitted = 0;
+  /// What Rule::candidate would have denied, in all regions. None: the rule has no candidate.
+  std::optional<std::uint64_t> candidate_denied = std::nullopt;
   friend bool operator==(const RuleOutcome&, const RuleOutcome&) = default;
 };
 

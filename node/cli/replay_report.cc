@@ -60,6 +60,7 @@ std::string replay_json(const ReplayOptions& options, const RequestLog& log,
                      {"denied", rule.denied},
                      {"over_admitted", rule.over_admitted},
                      {"shadow", rule.shadow}});
+    if (rule.candidate_denied) rules.back()["candidate_denied"] = *rule.candidate_denied;
   }
   out["rules"] = std::move(rules);
   Json top = Json::array();
@@ -122,6 +123,11 @@ std::string replay_text(const ReplayOptions& options, const RequestLog& log,
                with_commas(rule.over_admitted)});
   }
   out += rules.text();
+  for (const RuleOutcome& rule : report.rules) {
+    if (!rule.candidate_denied) continue;
+    out += fmt::format("the candidate of {} would have denied {}\n", rule.name,
+                       with_commas(*rule.candidate_denied));
+  }
   if (report.top_denied.empty()) return out;
 
   Table top({Align::right, Align::left, Align::left});

@@ -25,6 +25,7 @@ RequestLog::RequestLog(std::span<const Rule> rules) : values_(1) {
     for (const Match& match : rule.match) want(match.key);
     for (const std::string& key : rule.key) want(key);
     if (!rule.cost_by_method.empty()) want("method");
+    for (const EntryCost& entry : rule.cost_by_entry) want(entry.key);
   }
 }
 

@@ -696,7 +696,7 @@ bool Engine::knows_counts(std::uint32_t rule, const Request& request, Nanos wall
   Nanos since = 0;
   if (is_bucket(of.algorithm)) {
     since = now - bucket_shape(of).fill_time();
-  } else if (of.algorithm == Algorithm::sliding_log) {
+  } else if (of.algorithm == Algorithm::sliding_log || of.phase == Phase::first_hit) {
     since = now - of.window;
   } else {
     const WindowShape shape = window_shape(of, limiter_->series_of(rule, request));

@@ -234,6 +234,36 @@ TEST(Engine, AReservationIsDurableOnceItIsSettled) {
   EXPECT_EQ(disk.cells.begin()->second.total(), 25u);
 }
 
+TEST(Engine, WhatWasGivenBackStaysSoAfterARestart) {
+  ModelStore disk;
+  {
+    Node node(&disk);
+    ASSERT_TRUE(node.hit(10));
+    node.engine->pump(kNow);
+    node.commit();
+    Entry entry{"key", "k"};
+    Request refund{"api", {&entry, 1}, 4};
+    refund.kind = RequestKind::refund;
+    node.engine->check(refund, kNow, node.decision);
+    EXPECT_EQ(node.decision.given_back, 4u);
+    EXPECT_EQ(node.used(), 6u);
+    node.engine->pump(kNow);
+    node.commit();
+    node.engine->stop(kNow);
+  }
+  ASSERT_EQ(disk.cells.size(), 1u);
+  EXPECT_EQ(disk.cells.begin()->second.given_back(), 4u);
+  Node again(&disk, 2);
+  EXPECT_EQ(again.used(), 6u);
+  // What another incarnation counted is not this one's to give.
+  Entry entry{"key", "k"};
+  Request refund{"api", {&entry, 1}, 4};
+  refund.kind = RequestKind::refund;
+  again.engine->check(refund, kNow, again.decision);
+  EXPECT_EQ(again.decision.given_back, 0u);
+  EXPECT_EQ(again.used(), 6u);
+}
+
 TEST(Engine, ReservationsTimeOutInAPumpAndEndWithACleanStop) {
   ModelStore disk;
   {

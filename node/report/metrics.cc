@@ -60,6 +60,12 @@ void add_rules(Page& page, const std::vector<RuleMetrics>& rules) {
     one(denied, rule.shadow ? 0 : rule.denied);
     one(shadow, rule.shadow ? rule.denied : 0);
   }
+  page.counter("weir_rule_candidate_denied_total",
+               "Requests that the limit of a rule's candidate would have denied.");
+  for (const RuleMetrics& rule : rules) {
+    if (!rule.candidate_denied) continue;
+    page.add({{"domain", rule.domain}, {"rule", rule.rule}}, *rule.candidate_denied);
+  }
   page.counter("weir_rule_degraded_total",
                "Requests that a rule's on_failure answered because it could not count them.");
   for (const RuleMetrics& rule : rules) {

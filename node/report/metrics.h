@@ -23,6 +23,8 @@ struct RuleMetrics {
   std::uint64_t series = 0;             ///< keys held
   std::uint64_t series_guaranteed = 0;  ///< for which there is always room
   std::uint64_t series_refused = 0;     ///< new keys for which there was none
+  /// Requests that Rule::candidate would have denied. None: the rule has no candidate.
+  std::optional<std::uint64_t> candidate_denied = std::nullopt;
 };
 
 struct PeerMetrics {

@@ -146,6 +146,9 @@ json rules_json(Engine& engine, Nanos wall) {
                    {"series_guaranteed", states[i].series.guaranteed},
                    {"series_refused", states[i].series.refused},
                    {"over_admission_worst_case", states[i].over_admission}});
+    if (!rule.candidate) continue;
+    out.back()["candidate"] = {{"limit", rule.candidate->limit},
+                               {"denied", counters.candidate_denied}};
   }
   return out;
 }
@@ -160,6 +163,7 @@ void collect_rules(Engine& engine, Nanos wall, NodeMetrics& out) {
                          counters.degraded, counters.exhausted_locally, rule.shadow,
                          states[i].over_admission, states[i].series.series,
                          states[i].series.guaranteed, states[i].series.refused});
+    if (rule.candidate) out.rules.back().candidate_denied = counters.candidate_denied;
   }
 }
 

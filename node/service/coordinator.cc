@@ -115,6 +115,7 @@ void Coordinator::finish(const Decision& decision, const Request& request,
   Reply reply;
   tell(decision, *engine_.limiter().rules(decision.version), reply);
   if (request.wants_bound) tell_bound(engine_, decision, wall_(), reply);
+  if (request.kind == RequestKind::refund) reply.given_back = decision.given_back;
   once_durable(decision, std::move(reply), std::move(done));
 }
 
@@ -122,7 +123,15 @@ void Coordinator::check(rpc::CheckItem item, std::function<void(Reply)> done) {
   AsRequest as(item);
   Reply reply;
   if (refused(as.request, reply.error)) return done(std::move(reply));
-  if (is_away(as.request)) return forwarder_->decide(std::move(item), std::move(done));
+  const bool refund = as.request.kind == RequestKind::refund;
+  if (refund && forwarder_) {
+    // An older home would take it for a check.
+    if (std::string where = forwarder_->remote_home(as.request); !where.empty()) {
+      reply.fail(ErrorKind::unsupported, where + ": give back there");
+      return done(std::move(reply));
+    }
+  }
+  if (!refund && is_away(as.request)) return forwarder_->decide(std::move(item), std::move(done));
   Decision decision;
   engine_.warm(as.request, wall_());
   engine_.check(as.request, wall_(), decision);

@@ -328,8 +328,13 @@ bool Forwarder::reserve_here(Job& job, std::span<const std::string_view> rule_fi
   if (!job.held.empty()) as.request.id = {};
   as.request.demand_counted = demand_counted;
   engine_.warm(as.request, driver_.wall());
-  // However long the others take: conclude() settles it, of each job.
-  Ticket ticket = engine_.reserve(as.request, driver_.wall(), Limiter::kMaxHold, decision);
+  Ticket ticket;
+  if (job.item.kind == RequestKind::report) {
+    engine_.check(as.request, driver_.wall(), decision);  // counts, whatever the others say
+  } else {
+    // However long the others take: conclude() settles it, of each job.
+    ticket = engine_.reserve(as.request, driver_.wall(), Limiter::kMaxHold, decision);
+  }
   Reply reply = reply_of(decision, *engine_.limiter().rules());
   if (!decision.allowed) {
     job.reply = std::move(reply);
@@ -560,7 +565,8 @@ void Forwarder::ask(std::shared_ptr<Job> job) {
     ++passed_on_.asked;
     patience = std::clamp(job->until - driver_.wall(), kMillisecond, deadline_);
   }
-  if (job->next + 1 == job->remotes.size() || item.hits == 0) {
+  const bool counts_anyway = item.hits == 0 || item.kind == RequestKind::report;
+  if (job->next + 1 == job->remotes.size() || counts_anyway) {
     item.id = job->id;
     if (remote.rights && !job->id.empty()) {
       asked_.remember(job->id, {remote.member, remote.rules, {}}, driver_.wall());

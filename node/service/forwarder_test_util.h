@@ -133,6 +133,7 @@ class HomeCluster {
         more.push_back({further[i], item.more[i].hits});
       }
       request.more = more;
+      request.kind = item.kind;
     }
     std::vector<Entry> entries;
     std::vector<std::string_view> rule_filter;

@@ -275,6 +275,8 @@ void WorkerService::finish(const Request& request, const Decision& decision, Rep
   tell(decision, *rules, reply);
   if (request.wants_bound) [[unlikely]]
     tell_bound(engine_, decision, wall, reply);
+  if (request.kind == RequestKind::refund) [[unlikely]]
+    reply.given_back = decision.given_back;
   if (lacks_rights(decision)) [[unlikely]] {
     to_main_.send([&main = coordinator_, item = rpc::item_of(request), decision, answer = reply,
                    done = reply_to(place)] { main.pass_on(item, decision, answer, done); });

@@ -155,6 +155,22 @@ TEST_F(WorkerServiceTest, SaysByHowMuchARuleMayBeOver) {
   EXPECT_EQ(check_on(worker(), {asked})->answer[0].statuses[0].over_admission, 0u);
 }
 
+TEST_F(WorkerServiceTest, CountsReportsAndGivesBack) {
+  start({rule("r", 5)});
+  rpc::CheckItem used = item("k", 4);
+  used.kind = RequestKind::report;
+  EXPECT_EQ(text(check_on(worker(), {used})->answer[0]), "allowed r 1/5");
+  EXPECT_EQ(text(check_on(worker(), {used})->answer[0]), "allowed r 0/5");
+  EXPECT_EQ(text(check_on(worker(), {item("k")})->answer[0]), "denied r 0/5");
+  rpc::CheckItem back = item("k", 6);
+  back.kind = RequestKind::refund;
+  const Reply reply = check_on(worker(), {back})->answer[0];
+  EXPECT_EQ(text(reply), "allowed r 3/5");
+  EXPECT_EQ(reply.given_back, 6u);
+  // A reply's memory is used again.
+  EXPECT_EQ(check_on(worker(), {item("k")})->answer[0].given_back, 0u);
+}
+
 // Commits.
 
 TEST_F(WorkerServiceTest, WhatATurnDecidesWaitsForOneCommit) {

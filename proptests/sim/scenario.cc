@@ -95,6 +95,12 @@ void make_rules(Random& random, Scenario& scenario) {
     // together have more of the rate (docs/escrow.md).
     if (rule.burst == 0) rule.burst = rule.limit;
   }
+  Random candidates(scenario.seed, 10);
+  for (Rule& rule : rules) {
+    if (rule.enforcement == Enforcement::escrow || !candidates.chance(150)) continue;
+    // Which decides in the general way what is else decided in the quick one.
+    rule.candidate = Candidate{candidates.below(2 * rule.limit + 1), 0};
+  }
   scenario.rules.push_back(rule_set(rules));
   for (Rule& rule : rules) {
     rule.limit = random.chance(500) ? rule.limit / 2 : rule.limit * 2;

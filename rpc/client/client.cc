@@ -131,7 +131,8 @@ struct Client::Impl {
 
   Shard& shard_of(const std::string& key) { return shards[stable_hash(key) % kShards]; }
   bool leasable(const CheckItem& item) const {
-    return options.leases.enabled && item.id.empty() && item.hits > 0 && item.more.empty();
+    return options.leases.enabled && item.id.empty() && item.hits > 0 && item.more.empty() &&
+           item.kind == RequestKind::check;
   }
   std::vector<std::size_t> order_of(const CheckItem& item) const;
   bool is_slow(const CheckItem& item) const;

@@ -179,6 +179,7 @@ void write(const CheckItem& item, schema::CheckRequest::Builder to) {
     }
   }
   if (item.wants_bound) to.setWantsBound(true);
+  to.setKind(encode_kind(item.kind));
   write(item.entries, to.initEntries(static_cast<capnp::uint>(item.entries.size())));
   if (item.more.empty()) return;
   auto more = to.initMore(static_cast<capnp::uint>(item.more.size()));

@@ -76,6 +76,7 @@ TEST_F(ForwardTest, ARequestIsDecidedByThePeer) {
   asked.id = "request-1";
   asked.rule_filter = {"per-key", "per-path"};
   asked.wants_bound = true;
+  asked.kind = RequestKind::report;
   asked.more = {{{{"key", "bob"}}, 3}, {{}, 0}};
   ask(asked);
   CheckItem denied = item();

@@ -164,6 +164,7 @@ void encode(const CheckItem& item, schema::ForwardedCheck::Builder out) {
   request.setHits(item.hits);
   if (!item.id.empty()) request.setId(text(item.id));
   request.setWantsBound(item.wants_bound);
+  request.setKind(encode_kind(item.kind));
   encode(item.entries, request.initEntries(count(item.entries.size())));
   if (!item.more.empty()) {
     auto further = request.initMore(count(item.more.size()));
@@ -185,6 +186,7 @@ CheckItem decode(schema::ForwardedCheck::Reader in) {
   out.hits = request.getHits();
   out.id = copy(request.getId());
   out.wants_bound = request.getWantsBound();
+  out.kind = decode_kind(request.getKind()).value_or(RequestKind::check);
   out.entries = copy(request.getEntries());
   out.more.reserve(request.getMore().size());
   for (auto descriptor : request.getMore()) {

@@ -46,6 +46,7 @@ class Random {
       out.rule_filter.push_back(text(kMaxText));
     }
     out.wants_bound = coin();
+    out.kind = static_cast<RequestKind>(below(3));
     return out;
   }
   /// At most `rules` statuses.
@@ -57,6 +58,7 @@ class Random {
     }
     out.allowed = coin();
     out.repeated = coin();
+    out.given_back = coin() ? word() : 0;
     for (auto n = below(rules + 1); n > 0; --n) {
       Status status;
       status.rule = text(kMaxText);

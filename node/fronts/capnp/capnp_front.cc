@@ -113,6 +113,9 @@ class Batch {
     request.id = view(in.getId());
     request.hits = in.getHits();
     request.wants_bound = in.getWantsBound();
+    const std::optional<RequestKind> kind = rpc::decode_kind(in.getKind());
+    if (!kind) return "a kind of request that this version does not know";
+    request.kind = *kind;
     if (request.domain.size() > rpc::kMaxText) {
       return "domain is longer than " + std::to_string(rpc::kMaxText) + " bytes";
     }

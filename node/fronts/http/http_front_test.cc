@@ -82,6 +82,8 @@ std::string text_of(const Request& request) {
   for (const Descriptor& more : request.more) out += text_of(more.entries, more.hits);
   if (!request.id.empty()) out += fmt::format(" id {}", request.id);
   if (request.wants_bound) out += " bound";
+  if (request.kind == RequestKind::report) out += " report";
+  if (request.kind == RequestKind::refund) out += " refund";
   return out;
 }
 
@@ -234,6 +236,12 @@ class HttpFrontTest : public testing::Test {
 };
 
 // What is asked and what is told.
+
+TEST_F(HttpFrontTest, ReportsAndRefunds) {
+  ask(post("/v1/check", R"({"domain":"api","descriptor":{"a":"1"},"hits":3,"kind":"report"})"));
+  ask(post("/v1/checks", R"({"checks":[{"domain":"api","kind":"refund"},{"domain":"api"}]})"));
+  EXPECT_THAT(service_.calls, ElementsAre("api a=1 *3 report", "api *1 refund", "api *1"));
+}
 
 TEST_F(HttpFrontTest, AllowsWithHeaders) {
   const Response got =

@@ -80,6 +80,7 @@ enum Member : unsigned {
   kRequestId = 16,
   kOverAdmission = 32,
   kTimeout = 64,
+  kKind = 128,
 };
 
 unsigned member_of(std::string_view name, bool reserve) {
@@ -88,6 +89,7 @@ unsigned member_of(std::string_view name, bool reserve) {
   if (same_text(name, "hits")) return kHits;
   if (same_text(name, "request_id")) return kRequestId;
   if (same_text(name, "over_admission")) return kOverAdmission;
+  if (!reserve && same_text(name, "kind")) return kKind;
   if (same_text(name, reserve ? "timeout_ms" : "descriptors")) {
     return reserve ? kTimeout : kDescriptors;
   }
@@ -119,6 +121,7 @@ struct BodyReader::Impl {
     std::size_t part = 0;  // its first one
     std::size_t parts = 0;
     bool over_admission = false;
+    RequestKind kind = RequestKind::check;
   };
   struct Mark {
     std::size_t text, entries, parts, checks;
@@ -153,6 +156,7 @@ struct BodyReader::Impl {
   bool add(std::string_view body, Read&& read);
   bool read_check(dom::element body, bool reserve);
   bool read_member(Member member, std::string_view name, dom::element value);
+  bool read_kind(dom::element value, std::string_view name, RequestKind& out);
   bool read_list(dom::element list);
   bool read_part(dom::element item);
   bool read_entries(dom::element value, std::string_view name);
@@ -262,7 +266,7 @@ bool BodyReader::Impl::read_check(dom::element body, bool reserve) {
                   reserve ? "unknown field; expected domain, descriptor, hits, request_id, "
                             "over_admission or timeout_ms"
                           : "unknown field; expected domain, descriptor or descriptors, hits, "
-                            "request_id or over_admission");
+                            "request_id, over_admission or kind");
     }
     if ((seen & which) != 0) return fail(member.key, kRepeated);
     seen |= which;
@@ -298,6 +302,8 @@ bool BodyReader::Impl::read_member(Member member, std::string_view name, dom::el
     case kOverAdmission:
       return value.get(check.over_admission) == simdjson::SUCCESS ||
              fail(name, "expected true or false");
+    case kKind:
+      return read_kind(value, name, check.kind);
     case kTimeout: {
       std::uint64_t length = 0;
       if (!read_integer(value, name, kMaxTimeoutMs, length)) return false;
@@ -306,6 +312,21 @@ bool BodyReader::Impl::read_member(Member member, std::string_view name, dom::el
     }
   }
   return false;
+}
+
+bool BodyReader::Impl::read_kind(dom::element value, std::string_view name, RequestKind& out) {
+  constexpr std::pair<std::string_view, RequestKind> kKinds[] = {{"check", RequestKind::check},
+                                                                 {"report", RequestKind::report},
+                                                                 {"refund", RequestKind::refund}};
+  std::string_view text;
+  if (value.get(text) == simdjson::SUCCESS) {
+    for (const auto& [word, kind] : kKinds) {
+      if (text != word) continue;
+      out = kind;
+      return true;
+    }
+  }
+  return fail(name, "expected \"check\", \"report\" or \"refund\"");
 }
 
 // Descriptors. The check has one already, which becomes the first.
@@ -462,6 +483,7 @@ void BodyReader::Impl::make_views() {
     request.hits = first->hits;
     request.id = view(check.id);
     request.wants_bound = check.over_admission;
+    request.kind = check.kind;
     request.more = {first + 1, check.parts - 1};
   }
 }
@@ -685,6 +707,10 @@ void append_decision(rpc::Output& out, const Reply& reply) {
   out.append(",\"delay_ms\":");
   append_milliseconds(out, reply.delay());
   if (reply.repeated) out.append(",\"repeated\":true");
+  if (reply.given_back > 0) {
+    out.append(",\"given_back\":");
+    out.append_decimal(reply.given_back);
+  }
 }
 
 void append_statuses(rpc::Output& out, const Reply& reply) {

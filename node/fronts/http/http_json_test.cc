@@ -35,6 +35,7 @@ struct Check {
   std::string id;
   bool over_admission = false;
   std::vector<Part> parts;
+  RequestKind kind = RequestKind::check;
 
   const Entries& descriptor() const { return parts.at(0).entries; }
   std::uint64_t hits() const { return parts.at(0).hits; }
@@ -47,7 +48,8 @@ Entries texts(std::span<const Entry> entries) {
 }
 
 Check copy(const Request& request) {
-  Check out{std::string(request.domain), std::string(request.id), request.wants_bound, {}};
+  Check out{
+      std::string(request.domain), std::string(request.id), request.wants_bound, {}, request.kind};
   out.parts.push_back({texts(request.descriptor), request.hits});
   for (const Descriptor& each : request.more) {
     out.parts.push_back({texts(each.entries), each.hits});
@@ -236,10 +238,21 @@ TEST(ReadCheck, MayAskForTheBound) {
   EXPECT_EQ(bad(R"({"domain":"a","over_admission":1})"), "over_admission: expected true or false");
 }
 
+TEST(ReadCheck, MaySayOfWhatKindItIs) {
+  EXPECT_EQ(good(R"({"domain":"a"})").kind, RequestKind::check);
+  EXPECT_EQ(good(R"({"domain":"a","kind":"check"})").kind, RequestKind::check);
+  EXPECT_EQ(good(R"({"domain":"a","kind":"report"})").kind, RequestKind::report);
+  EXPECT_EQ(good(R"({"domain":"a","kind":"refund"})").kind, RequestKind::refund);
+  for (const char* wrong : {"\"Report\"", "\"\"", "1", "null", "true"}) {
+    EXPECT_EQ(bad(std::string(R"({"domain":"a","kind":)") + wrong + "}"),
+              "kind: expected \"check\", \"report\" or \"refund\"");
+  }
+}
+
 TEST(ReadCheck, RefusesUnknownRepeatedAndMissingNames) {
   EXPECT_EQ(bad(R"({"domain":"a","hit":1})"),
-            "hit: unknown field; expected domain, descriptor or descriptors, hits, request_id or "
-            "over_admission");
+            "hit: unknown field; expected domain, descriptor or descriptors, hits, request_id, "
+            "over_admission or kind");
   EXPECT_EQ(bad(R"({"domain":"a","domain":"b"})"), "domain: repeated field; expected it once");
   EXPECT_EQ(bad(R"({"hits":1,"domain":"a","hits":2})"), "hits: repeated field; expected it once");
   EXPECT_EQ(bad(R"({"descriptor":{},"descriptor":[]})"),
