@@ -577,6 +577,23 @@ LAW(67, "a window begins with the first hit that finds none open, and ends a win
   }
 }
 
+/// Units by when their window began, as far as any node knows.
+std::map<Nanos, std::uint64_t> windows_of(const Exchange& nodes, Nanos length) {
+  std::map<crdt::CellId, crdt::Cell> joined;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    for (const auto& [id, cell] : nodes.cells(i)) {
+      joined[id].id = id;
+      crdt::join(joined[id], cell);
+    }
+  }
+  std::map<Nanos, std::uint64_t> windows;
+  for (const auto& [id, cell] : joined) {
+    RC_ASSERT(id.epoch.expiry == id.epoch.start + length);
+    windows[id.epoch.start] = cell.total();
+  }
+  return windows;
+}
+
 LAW(67,
     "regions that begin windows apart count all that are open, and go on in the one that began "
     "first",
@@ -589,57 +606,31 @@ LAW(67,
   rule.window = kMinute;
   rule.phase = Phase::first_hit;
   Exchange nodes(rule, 3);
-  struct Window {
-    Nanos start = 0;
-    std::uint64_t units = 0;
-  };
-  std::vector<Window> windows;  // of all, by start
+  std::map<Nanos, std::uint64_t> windows;
   Nanos now = kStart;
-  const auto used = [&] {
-    std::uint64_t sum = 0;
-    for (const Window& window : windows) sum += now < window.start + rule.window ? window.units : 0;
-    return sum;
-  };
   for (int step = *between(1, 40).as("requests"); step > 0; --step) {
     now += *between<Nanos>(0, 20 * kSecond);
+    const auto open = windows.upper_bound(now - rule.window);
+    std::uint64_t used = 0;
+    for (auto window = open; window != windows.end(); ++window) used += window->second;
+    reached("two windows", open != windows.end() && std::next(open) != windows.end());
     const auto node = *between<std::size_t>(0, nodes.size() - 1);
     // Alone each begins its own; then all know of all.
     const bool apart = *chance(30);
     if (!apart) {
       nodes.tell_all();
-      for (std::size_t i = 0; i < nodes.size(); ++i) RC_ASSERT(nodes.used(i, now) == used());
+      for (std::size_t i = 0; i < nodes.size(); ++i) RC_ASSERT(nodes.used(i, now) == used);
     }
-    const std::uint64_t before = used();
     const std::uint64_t known = nodes.used(node, now);
     const Decision decision = nodes.ask(node, 1, RequestKind::check, now);
     RC_ASSERT(decision.allowed == (known < rule.limit));
     reached("denied for what others counted", !apart && !decision.allowed);
-    if (!decision.allowed) continue;
-    // Which window it went to is what the cells say.
-    std::map<Nanos, std::uint64_t> all;
-    std::map<crdt::CellId, crdt::Cell> joined;
-    for (std::size_t i = 0; i < nodes.size(); ++i) {
-      for (const auto& [id, cell] : nodes.cells(i)) {
-        joined[id].id = id;
-        crdt::join(joined[id], cell);
-      }
+    std::map<Nanos, std::uint64_t> after = windows_of(nodes, rule.window);
+    if (decision.allowed && !apart) {
+      ++windows[open == windows.end() ? now : open->first];
+      RC_ASSERT(after == windows);
     }
-    windows.clear();
-    for (const auto& [id, cell] : joined) {
-      RC_ASSERT(id.epoch.expiry == id.epoch.start + rule.window);
-      windows.push_back({id.epoch.start, cell.total()});
-    }
-    std::sort(windows.begin(), windows.end(),
-              [](const Window& a, const Window& b) { return a.start < b.start; });
-    RC_ASSERT(used() == before + 1);
-    const auto open = std::count_if(windows.begin(), windows.end(), [&](const Window& window) {
-      return now < window.start + rule.window;
-    });
-    reached("two windows", open > 1);
-    // Where all is known, nobody begins another one while one is open.
-    if (!apart && before > 0) {
-      RC_ASSERT(windows.back().start < now || windows.back().units > 1);
-    }
+    windows = std::move(after);
   }
 }
 

@@ -240,7 +240,7 @@ class HttpFrontTest : public testing::Test {
 TEST_F(HttpFrontTest, ReportsAndRefunds) {
   ask(post("/v1/check", R"({"domain":"api","descriptor":{"a":"1"},"hits":3,"kind":"report"})"));
   ask(post("/v1/checks", R"({"checks":[{"domain":"api","kind":"refund"},{"domain":"api"}]})"));
-  EXPECT_THAT(service_.calls, ElementsAre("api a=1 *3 report", "api *1 refund", "api *1"));
+  EXPECT_THAT(service_.calls, ElementsAre("api a=1 *3 report", "api *1 refund, api *1"));
 }
 
 TEST_F(HttpFrontTest, AllowsWithHeaders) {
