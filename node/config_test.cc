@@ -109,6 +109,9 @@ TEST(Config, DefaultsBindLoopback) {
   EXPECT_EQ(config.http.reset, ResetFormat::seconds);
   EXPECT_EQ(config.http.max_connections, 1024u);
   EXPECT_EQ(config.http.max_body, 64u << 10);
+  EXPECT_EQ(config.grpc.max_connections, 1024u);
+  EXPECT_EQ(config.grpc.max_message, 64u << 10);
+  EXPECT_EQ(config.grpc.max_age, 30 * kMinute);
 }
 
 TEST(Config, ReadsEveryField) {
@@ -139,6 +142,7 @@ address_percent: 12
 access: who.yaml
 log: {level: debug, format: text}
 http: {reset: epoch, max_connections: 7, max_body: 8KiB}
+grpc: {max_connections: 8, max_message: 16KiB, max_age: 5m}
 )",
                                  "/etc/weir/node.yaml");
   EXPECT_EQ(config.secret, "0123456789abcdef");
@@ -173,6 +177,9 @@ http: {reset: epoch, max_connections: 7, max_body: 8KiB}
   EXPECT_EQ(config.http.reset, ResetFormat::epoch);
   EXPECT_EQ(config.http.max_connections, 7u);
   EXPECT_EQ(config.http.max_body, 8u << 10);
+  EXPECT_EQ(config.grpc.max_connections, 8u);
+  EXPECT_EQ(config.grpc.max_message, 16u << 10);
+  EXPECT_EQ(config.grpc.max_age, 5 * kMinute);
 }
 
 TEST(Config, StorageTakesItsDefaultSize) {
@@ -221,10 +228,11 @@ http: {reset: minutes, max_connections: 0, max_body: 64KB}
           "max_commit_wait, max_skew, drain, threads, max_series, populate, max_peer_cells, "
           "max_long_cells, max_request_ids, "
           "request_id_ttl, "
-          "max_tickets, caller_percent, address_percent, log, http, home, access, tls",
+          "max_tickets, caller_percent, address_percent, log, http, grpc, home, access, tls",
           "node.yaml:5:16: listen.http: expected a literal address and a port, such as "
           "127.0.0.1:7400 or [::1]:7400, got 'localhost:7402'",
-          "node.yaml:5:32: listen.grpx: unknown field; expected one of peers, admin, clients, http",
+          "node.yaml:5:32: listen.grpx: unknown field; expected one of peers, admin, clients, http, "
+          "grpc",
           "node.yaml:6:8: rules: expected a path of 1 to 4096 bytes, got ''",
           "node.yaml:7:10: storage: expected none, or a mapping with the fields path, map_size, "
           "got 'some'",
@@ -255,7 +263,8 @@ TEST(Config, KeepsItsRanges) {
   for (const char* fits :
        {"sync_interval: 10ms", "sync_interval: 1m", "anti_entropy_interval: 1h",
         "commit_interval: 1s", "max_skew: 1ms", "max_series: 1000000000",
-        "http: {max_connections: 65536}", "http: {max_body: 1MiB}", "http: {max_body: 1024}"}) {
+        "http: {max_connections: 65536}", "http: {max_body: 1MiB}", "http: {max_body: 1024}",
+        "grpc: {max_connections: 65536}", "grpc: {max_message: 1MiB}", "grpc: {max_age: 1s}"}) {
     EXPECT_THAT(with(fits), ElementsAre()) << fits;
   }
   for (const char* over :
@@ -264,7 +273,8 @@ TEST(Config, KeepsItsRanges) {
         "populate: 1", "max_series: 0", "max_series: 1e3", "max_series: 1000000001",
         "max_request_ids: 100000001", "request_id_ttl: 999ms", "request_id_ttl: 25h",
         "max_tickets: -1", "http: {max_connections: 65537}", "http: {max_body: 1023}",
-        "http: {max_body: 1048577}", "http: {max_body: -1}"}) {
+        "http: {max_body: 1048577}", "http: {max_body: -1}", "grpc: {max_connections: 0}",
+        "grpc: {max_message: 1023}", "grpc: {max_age: 25h}", "grpc: {max_age: 999ms}"}) {
     EXPECT_EQ(with(over).size(), 1u) << over;
   }
 }
