@@ -231,7 +231,8 @@ http: {reset: minutes, max_connections: 0, max_body: 64KB}
           "max_tickets, caller_percent, address_percent, log, http, grpc, home, access, tls",
           "node.yaml:5:16: listen.http: expected a literal address and a port, such as "
           "127.0.0.1:7400 or [::1]:7400, got 'localhost:7402'",
-          "node.yaml:5:32: listen.grpx: unknown field; expected one of peers, admin, clients, http, "
+          "node.yaml:5:32: listen.grpx: unknown field; expected one of peers, admin, clients, "
+          "http, "
           "grpc",
           "node.yaml:6:8: rules: expected a path of 1 to 4096 bytes, got ''",
           "node.yaml:7:10: storage: expected none, or a mapping with the fields path, map_size, "
@@ -267,14 +268,29 @@ TEST(Config, KeepsItsRanges) {
         "grpc: {max_connections: 65536}", "grpc: {max_message: 1MiB}", "grpc: {max_age: 1s}"}) {
     EXPECT_THAT(with(fits), ElementsAre()) << fits;
   }
-  for (const char* over :
-       {"sync_interval: 9ms", "sync_interval: 61s", "anti_entropy_interval: 99ms",
-        "commit_interval: 2s", "commit_interval: 0", "max_skew: 61s", "max_series: -1",
-        "populate: 1", "max_series: 0", "max_series: 1e3", "max_series: 1000000001",
-        "max_request_ids: 100000001", "request_id_ttl: 999ms", "request_id_ttl: 25h",
-        "max_tickets: -1", "http: {max_connections: 65537}", "http: {max_body: 1023}",
-        "http: {max_body: 1048577}", "http: {max_body: -1}", "grpc: {max_connections: 0}",
-        "grpc: {max_message: 1023}", "grpc: {max_age: 25h}", "grpc: {max_age: 999ms}"}) {
+  for (const char* over : {"sync_interval: 9ms",
+                           "sync_interval: 61s",
+                           "anti_entropy_interval: 99ms",
+                           "commit_interval: 2s",
+                           "commit_interval: 0",
+                           "max_skew: 61s",
+                           "max_series: -1",
+                           "populate: 1",
+                           "max_series: 0",
+                           "max_series: 1e3",
+                           "max_series: 1000000001",
+                           "max_request_ids: 100000001",
+                           "request_id_ttl: 999ms",
+                           "request_id_ttl: 25h",
+                           "max_tickets: -1",
+                           "http: {max_connections: 65537}",
+                           "http: {max_body: 1023}",
+                           "http: {max_body: 1048577}",
+                           "http: {max_body: -1}",
+                           "grpc: {max_connections: 0}",
+                           "grpc: {max_message: 1023}",
+                           "grpc: {max_age: 25h}",
+                           "grpc: {max_age: 999ms}"}) {
     EXPECT_EQ(with(over).size(), 1u) << over;
   }
 }

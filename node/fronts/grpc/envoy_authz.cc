@@ -36,8 +36,8 @@ GrpcError read_authz(const v3::CheckRequest& in, google::protobuf::Arena& arena,
       out.domain = value;
     } else if (key == kHits) {
       if (number(value, out.hits)) continue;
-      return invalid(fmt::format(
-          "context_extensions.hits: expected a whole number from 0 to {}", kMaxHits));
+      return invalid(
+          fmt::format("context_extensions.hits: expected a whole number from 0 to {}", kMaxHits));
     } else if (!key.starts_with(kHeader)) {
       entries[count++] = {key, value};
     } else if (const auto at = http.headers().find(value); at != http.headers().end()) {

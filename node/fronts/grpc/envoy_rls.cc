@@ -87,8 +87,7 @@ GrpcError read_rls(const v3::RateLimitRequest& in, google::protobuf::Arena& aren
   if (GrpcError error = check_domain(in.domain()); !error.empty()) return error;
   const auto count = static_cast<std::size_t>(in.descriptors_size());
   if (count == 0 || count > kMaxDescriptors) {
-    return invalid(
-        fmt::format("descriptors: expected 1 to {}, got {}", kMaxDescriptors, count));
+    return invalid(fmt::format("descriptors: expected 1 to {}, got {}", kMaxDescriptors, count));
   }
   const std::span<Descriptor> all = arena_array<Descriptor>(arena, count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -105,8 +104,7 @@ GrpcError read_rls(const v3::RateLimitRequest& in, google::protobuf::Arena& aren
   return {};
 }
 
-void write_rls(const Reply& reply, std::size_t descriptors, Nanos now,
-               v3::RateLimitResponse& out) {
+void write_rls(const Reply& reply, std::size_t descriptors, Nanos now, v3::RateLimitResponse& out) {
   const bool passes = reply.error.empty() && reply.allowed;
   std::array<const Status*, kMaxDescriptors> told{};
   for (const Status& status : reply.statuses) {

@@ -217,7 +217,10 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
   };
   // RateLimitRequest and weir.v1.CheckRequest: a domain, and descriptors of an entry.
   constexpr std::string_view kEntry = "\x0a\x06\x0a\x01k\x12\x01v";
-  const std::string message = "\x0a\x03" "api\x12\x08" + std::string(kEntry);
+  const std::string message =
+      "\x0a\x03"
+      "api\x12\x08" +
+      std::string(kEntry);
   for (std::size_t i = 0; i < kPaths.size(); ++i) {
     add(static_cast<char>(i), message);
     add(static_cast<char>(i), "\x0a" + std::string(1, static_cast<char>(message.size())) + message);

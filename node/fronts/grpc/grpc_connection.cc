@@ -158,8 +158,8 @@ GrpcConnection::GrpcConnection(Server& server, std::unique_ptr<rpc::ByteStream> 
   if (nghttp2_session_server_new2(&h2_, server.callbacks, this, server.option) != 0) {
     throw std::bad_alloc();
   }
-  const auto window =
-      static_cast<std::uint32_t>(std::max<std::size_t>(server.options.max_message + kPrefix, 65'535));
+  const auto window = static_cast<std::uint32_t>(
+      std::max<std::size_t>(server.options.max_message + kPrefix, 65'535));
   const std::array<nghttp2_settings_entry, 3> settings = {
       {{NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS, server.options.max_streams},
        {NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE, window},
@@ -434,10 +434,9 @@ void GrpcConnection::watch_begun() {
 
 void GrpcConnection::time_out(GrpcCall& call) {
   ++server_.counters.late;
-  const bool arriving =
-      call.kind_ == GrpcKind::unary && call.phase_ == GrpcCall::Phase::arriving;
-  call.fail(GrpcCode::deadline_exceeded, arriving ? "the message did not arrive in time"
-                                                  : "there was no answer in time");
+  const bool arriving = call.kind_ == GrpcKind::unary && call.phase_ == GrpcCall::Phase::arriving;
+  call.fail(GrpcCode::deadline_exceeded,
+            arriving ? "the message did not arrive in time" : "there was no answer in time");
 }
 
 /// Is no valid call.
@@ -517,8 +516,7 @@ void GrpcConnection::sent(const nghttp2_frame& frame) {
   if (frame.hd.type == NGHTTP2_RST_STREAM) {
     // A client may provoke them as well as send them.
     credit_ -= 1;
-  } else if (frame.hd.type == NGHTTP2_HEADERS &&
-             (frame.hd.flags & NGHTTP2_FLAG_END_STREAM) != 0) {
+  } else if (frame.hd.type == NGHTTP2_HEADERS && (frame.hd.flags & NGHTTP2_FLAG_END_STREAM) != 0) {
     // It is answered already: the rest of the call is not wanted.
     const GrpcCall* call = Callbacks::call_of(h2_, frame.hd.stream_id);
     if (call == nullptr || call->ended_) return;
@@ -561,7 +559,8 @@ void GrpcConnection::pump() {
     if (size == 0) break;
     stream_->out().append(view(bytes, static_cast<std::size_t>(size)));
   }
-  if (nghttp2_session_want_read(h2_) == 0 && nghttp2_session_want_write(h2_) == 0) close_when_sent();
+  if (nghttp2_session_want_read(h2_) == 0 && nghttp2_session_want_write(h2_) == 0)
+    close_when_sent();
 }
 
 void GrpcConnection::run_deferred() noexcept {

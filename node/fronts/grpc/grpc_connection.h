@@ -91,8 +91,7 @@ class GrpcConnection final : public rpc::ByteStream::User, public rpc::Deferred 
  public:
   using Server = GrpcServer::Impl;
 
-  GrpcConnection(Server& server, std::unique_ptr<rpc::ByteStream> stream,
-                 const rpc::Address& peer);
+  GrpcConnection(Server& server, std::unique_ptr<rpc::ByteStream> stream, const rpc::Address& peer);
   ~GrpcConnection();
 
   void on_data(std::span<char> bytes) override;

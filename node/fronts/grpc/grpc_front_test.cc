@@ -285,8 +285,8 @@ TEST_F(GrpcFrontTest, AHitIsOneIfNothingIsSaid) {
 
 TEST_F(GrpcFrontTest, ADenialHasHeadersAndABody) {
   service_.reply = denying();
-  const auto got = ask<rls::RateLimitResponse>(kRateLimit,
-                                               rate_limit("api", {{{"a", "b"}}, {{"c", "d"}}}));
+  const auto got =
+      ask<rls::RateLimitResponse>(kRateLimit, rate_limit("api", {{{"a", "b"}}, {{"c", "d"}}}));
   EXPECT_EQ(got.overall_code(), rls::RateLimitResponse::OVER_LIMIT);
   ASSERT_EQ(got.statuses_size(), 2);
   EXPECT_EQ(got.statuses(0).code(), rls::RateLimitResponse::OK);
@@ -295,10 +295,10 @@ TEST_F(GrpcFrontTest, ADenialHasHeadersAndABody) {
   EXPECT_EQ(got.statuses(1).current_limit().unit(), rls::RateLimitResponse::RateLimit::DAY);
   EXPECT_THAT(
       headers_of(got.response_headers_to_add()),
-      UnorderedElementsAre(Pair("Content-Type", "application/problem+json"),
-                           Pair("RateLimit", "\"daily\";r=0;t=2"),
-                           Pair("RateLimit-Policy", "\"daily\";q=1000;w=86400,\"per-key\";q=100;w=60"),
-                           Pair("Retry-After", "2")));
+      UnorderedElementsAre(
+          Pair("Content-Type", "application/problem+json"), Pair("RateLimit", "\"daily\";r=0;t=2"),
+          Pair("RateLimit-Policy", "\"daily\";q=1000;w=86400,\"per-key\";q=100;w=60"),
+          Pair("Retry-After", "2")));
   EXPECT_THAT(got.raw_body(), HasSubstr("Quota exceeded"));
   EXPECT_EQ(got.dynamic_metadata().fields().at("rule").string_value(), "daily");
 }
@@ -352,10 +352,15 @@ TEST_F(GrpcFrontTest, BoundsAreKept) {
 
 TEST_F(GrpcFrontTest, ErrorsAreStatuses) {
   const auto request = rate_limit("api", {{{"a", "b"}}});
-  for (const auto& [kind, code] : std::vector<std::pair<ErrorKind, int>>{
-           {ErrorKind::invalid, 3}, {ErrorKind::unavailable, 14}, {ErrorKind::overloaded, 8},
-           {ErrorKind::deadline, 4}, {ErrorKind::unknown, 2}, {ErrorKind::unsupported, 12},
-           {ErrorKind::unauthenticated, 16}, {ErrorKind::forbidden, 7}}) {
+  for (const auto& [kind, code] :
+       std::vector<std::pair<ErrorKind, int>>{{ErrorKind::invalid, 3},
+                                              {ErrorKind::unavailable, 14},
+                                              {ErrorKind::overloaded, 8},
+                                              {ErrorKind::deadline, 4},
+                                              {ErrorKind::unknown, 2},
+                                              {ErrorKind::unsupported, 12},
+                                              {ErrorKind::unauthenticated, 16},
+                                              {ErrorKind::forbidden, 7}}) {
     service_.reply = failing(kind);
     EXPECT_EQ(failure(kRateLimit, request), fmt::format("{} why", code));
   }
@@ -512,8 +517,7 @@ TEST_F(GrpcFrontTest, ReservesAndSettles) {
   *request.mutable_request() = checking("api", 500);
   EXPECT_EQ(ask<v1::ReserveResponse>("/weir.v1.Weir/Reserve", request).ticket(), "00ff-7");
   request.mutable_timeout()->set_seconds(2);
-  EXPECT_TRUE(
-      ask<v1::ReserveResponse>("/weir.v1.Weir/Reserve", request).decision().allowed());
+  EXPECT_TRUE(ask<v1::ReserveResponse>("/weir.v1.Weir/Reserve", request).decision().allowed());
   request.mutable_timeout()->set_seconds(86'401);
   EXPECT_THAT(failure("/weir.v1.Weir/Reserve", request), StartsWith("3 timeout: "));
   request.clear_timeout();
@@ -528,9 +532,9 @@ TEST_F(GrpcFrontTest, ReservesAndSettles) {
   EXPECT_TRUE(settled.lapsed());
   settle.set_ticket("none");
   EXPECT_THAT(failure("/weir.v1.Weir/Settle", settle), StartsWith("5 no such ticket"));
-  EXPECT_THAT(service_.calls, ElementsAre("reserve api k=v *500 for 60000 ms",
-                                          "reserve api k=v *500 for 2000 ms", "settle 00ff-7 321",
-                                          "settle none 321"));
+  EXPECT_THAT(service_.calls,
+              ElementsAre("reserve api k=v *500 for 60000 ms", "reserve api k=v *500 for 2000 ms",
+                          "settle 00ff-7 321", "settle none 321"));
 }
 
 TEST_F(GrpcFrontTest, Leases) {
@@ -551,9 +555,10 @@ TEST_F(GrpcFrontTest, Leases) {
 
 TEST_F(GrpcFrontTest, ATokenSaysWhoCalls) {
   Access access;
-  const LoadedAccess parsed = parse_access(
-      fmt::format("tokens: [{{name: gateway, hash: \"{}\", check: all}}]", to_string(hash_token("secret"))),
-      "access.yaml");
+  const LoadedAccess parsed =
+      parse_access(fmt::format("tokens: [{{name: gateway, hash: \"{}\", check: all}}]",
+                               to_string(hash_token("secret"))),
+                   "access.yaml");
   ASSERT_NE(parsed.table, nullptr);
   access.replace(parsed.table);
   options_.access = &access;
@@ -617,11 +622,10 @@ TEST_F(GrpcFrontTest, HealthIsWatched) {
 TEST_F(GrpcFrontTest, SchemasAreTold) {
   reflection::ServerReflectionRequest request;
   request.set_list_services("*");
-  const auto call = client().call(GrpcClient::head(kReflect),
-                                  framed(request.SerializeAsString()), true);
+  const auto call =
+      client().call(GrpcClient::head(kReflect), framed(request.SerializeAsString()), true);
   EXPECT_TRUE(client().wait([&] { return client().answers[call].messages().size() == 1; }));
-  request.set_file_containing_symbol(
-      "envoy.service.ratelimit.v3.RateLimitService.ShouldRateLimit");
+  request.set_file_containing_symbol("envoy.service.ratelimit.v3.RateLimitService.ShouldRateLimit");
   client().more(call, framed(request.SerializeAsString()), true);
   request.set_file_by_filename("weir/v1/weir.proto");
   client().more(call, framed(request.SerializeAsString()), true);

@@ -36,8 +36,8 @@ GrpcCode grpc_code(ErrorKind kind) {
 
 GrpcError check_domain(std::string_view domain) {
   if (!domain.empty() && domain.size() <= rpc::kMaxText) return {};
-  return invalid(fmt::format("domain: expected 1 to {} bytes, got {}", rpc::kMaxText,
-                             domain.size()));
+  return invalid(
+      fmt::format("domain: expected 1 to {} bytes, got {}", rpc::kMaxText, domain.size()));
 }
 
 GrpcError check_entries(std::span<const Entry> entries, const std::string& where) {
@@ -48,9 +48,9 @@ GrpcError check_entries(std::span<const Entry> entries, const std::string& where
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const std::size_t size = std::max(entries[i].key.size(), entries[i].value.size());
     if (!entries[i].key.empty() && size <= rpc::kMaxText) continue;
-    return invalid(
-        fmt::format("{}.entries[{}]: expected a key of 1 to {} bytes and a value of at most as many",
-                    where, i, rpc::kMaxText));
+    return invalid(fmt::format(
+        "{}.entries[{}]: expected a key of 1 to {} bytes and a value of at most as many", where, i,
+        rpc::kMaxText));
   }
   return {};
 }

@@ -265,15 +265,14 @@ void GrpcMethods::reserve(GrpcCall& call) {
   Nanos timeout = 0;
   const GrpcError error = read_reserve(*message, in_, request, timeout);
   if (!error.empty()) return call.fail(error.code, error.text);
-  service_.reserve(
-      request, timeout, call.caller(), [this, id = call.id()](ReserveReply& reply) {
-        GrpcCall* asked = server_->find(id);
-        if (asked == nullptr) return;
-        const Error& failure = reply.decision.error;
-        if (!failure.empty()) return asked->fail(grpc_code(failure.kind), failure.detail);
-        write<v1::ReserveResponse>(*asked, [&](auto& out) { write_reserve(reply, out); });
-        asked->finish();
-      });
+  service_.reserve(request, timeout, call.caller(), [this, id = call.id()](ReserveReply& reply) {
+    GrpcCall* asked = server_->find(id);
+    if (asked == nullptr) return;
+    const Error& failure = reply.decision.error;
+    if (!failure.empty()) return asked->fail(grpc_code(failure.kind), failure.detail);
+    write<v1::ReserveResponse>(*asked, [&](auto& out) { write_reserve(reply, out); });
+    asked->finish();
+  });
 }
 
 void GrpcMethods::settle(GrpcCall& call) {
@@ -294,8 +293,7 @@ void GrpcMethods::settle(GrpcCall& call) {
                                          "no such ticket is open here: it was settled, has timed "
                                          "out, or is another node's");
                     }
-                    write<v1::SettleResponse>(*asked,
-                                              [&](auto& out) { write_settle(reply, out); });
+                    write<v1::SettleResponse>(*asked, [&](auto& out) { write_settle(reply, out); });
                     asked->finish();
                   });
 }
@@ -371,8 +369,7 @@ void GrpcMethods::reflect(GrpcCall& call) {
   using grpc::reflection::v1::ServerReflectionResponse;
   const auto* message = parse<ServerReflectionRequest>(call);
   if (message == nullptr) return;
-  write<ServerReflectionResponse>(call,
-                                  [&](auto& out) { reflection_.answer(*message, out); });
+  write<ServerReflectionResponse>(call, [&](auto& out) { reflection_.answer(*message, out); });
 }
 
 }  // namespace weir::node

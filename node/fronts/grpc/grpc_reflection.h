@@ -26,8 +26,7 @@ class GrpcReflection {
     std::vector<std::string> imports;
   };
   /// That file and what it imports, each once. False if there is none of that name.
-  bool add_files(const std::string& name,
-                 grpc::reflection::v1::FileDescriptorResponse& out) const;
+  bool add_files(const std::string& name, grpc::reflection::v1::FileDescriptorResponse& out) const;
   const std::string* file_of(std::string_view symbol) const;
 
   std::map<std::string, File, std::less<>> files_;

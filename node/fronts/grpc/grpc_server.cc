@@ -243,8 +243,8 @@ GrpcCall* GrpcServer::find(std::uint64_t id) {
   const std::uint64_t slot = id & kSlotMask;
   if (slot >= impl_->calls.size()) return nullptr;
   GrpcCall* call = impl_->calls[slot].get();
-  const bool open = call->id_ == id && call->connection_ != nullptr &&
-                    call->phase_ != GrpcCall::Phase::finished;
+  const bool open =
+      call->id_ == id && call->connection_ != nullptr && call->phase_ != GrpcCall::Phase::finished;
   return open ? call : nullptr;
 }
 

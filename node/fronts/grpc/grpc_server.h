@@ -96,32 +96,32 @@ class GrpcCall {
   std::string_view path_at_;   // as the handler knows it
   std::string authorization_;  // as the session takes it
   std::string_view message_;
-  rpc::Output in_;          // what has arrived of messages
-  rpc::Output out_;         // messages of the answer
-  std::size_t sent_ = 0;    // of it
-  std::size_t whole_ = 0;   // bytes that are whole messages, and not sent
-  std::size_t begin_ = 0;   // where in it the last message begins
-  std::size_t fields_ = 0;  // bytes of the head
-  std::string text_;        // of the status
+  rpc::Output in_;             // what has arrived of messages
+  rpc::Output out_;            // messages of the answer
+  std::size_t sent_ = 0;       // of it
+  std::size_t whole_ = 0;      // bytes that are whole messages, and not sent
+  std::size_t begin_ = 0;      // where in it the last message begins
+  std::size_t fields_ = 0;     // bytes of the head
+  std::string text_;           // of the status
   Milliseconds deadline_ = 0;  // the client's; 0: none
   std::multimap<Milliseconds, GrpcCall*>::iterator due_;
   GrpcKind kind_ = GrpcKind::none;
   Phase phase_ = Phase::arriving;
   GrpcCode code_ = GrpcCode::ok;
   bool has_due_ = false;
-  bool post_ = false;     // of the head: the method
-  bool grpc_ = false;     // the content type
+  bool post_ = false;  // of the head: the method
+  bool grpc_ = false;  // the content type
   bool bad_timeout_ = false;
   bool has_authorization_ = false;
-  bool ended_ = false;      // the client has said its last
-  bool told_ended_ = false; // and the handler knows
-  bool queued_ = false;     // it is in the batch
-  bool answering_ = false;  // the head of the answer was submitted
+  bool ended_ = false;       // the client has said its last
+  bool told_ended_ = false;  // and the handler knows
+  bool queued_ = false;      // it is in the batch
+  bool answering_ = false;   // the head of the answer was submitted
 };
 
 struct GrpcServerOptions {
-  Access* access = nullptr;      ///< who may do what; null: nobody is known
-  std::string_view front = {};   ///< Caller::front
+  Access* access = nullptr;             ///< who may do what; null: nobody is known
+  std::string_view front = {};          ///< Caller::front
   std::size_t max_message = 64u << 10;  ///< bytes of a message; larger ones are refused
   std::uint32_t max_streams = 256;      ///< calls open at once on a connection
   std::size_t max_head = 16u << 10;     ///< bytes of a call's fields, each with 32 more

@@ -200,7 +200,8 @@ TEST_F(GrpcServerTest, RefusesWhatIsNoCall) {
   Fields get = to("/echo");
   get[0].second = "GET";
   EXPECT_EQ(ask(get, "").status(), "HTTP 405");
-  for (const std::string type : {"application/json", "application/grpc-web", "application/grpc+json"}) {
+  for (const std::string type :
+       {"application/json", "application/grpc-web", "application/grpc+json"}) {
     Fields other = to("/echo");
     other.back().second = type;
     EXPECT_EQ(ask(other, framed("x")).status(), "HTTP 415") << type;
@@ -233,8 +234,8 @@ TEST_F(GrpcServerTest, RefusesLargeMessages) {
   EXPECT_EQ(ask(to("/echo"), framed(std::string(1000, 'x'))).status(), "OK");
   // Before the rest of it has come, which is not wanted then.
   auto client = connect();
-  const std::int32_t call = client->call(to("/echo"), framed(std::string(1001, 'x')).substr(0, 20),
-                                         true);
+  const std::int32_t call =
+      client->call(to("/echo"), framed(std::string(1001, 'x')).substr(0, 20), true);
   EXPECT_TRUE(client->wait([&] { return client->answers[call].closed; }));
   EXPECT_EQ(client->answers[call].field("grpc-status"), "8");
   EXPECT_EQ(client->answers[call].reset, 0u);

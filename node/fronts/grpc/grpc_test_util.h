@@ -90,8 +90,7 @@ class GrpcSession {
     nghttp2_session_callbacks_set_on_frame_recv_callback(
         callbacks, [](nghttp2_session*, const nghttp2_frame* frame, void* user) {
           if (frame->hd.type != NGHTTP2_GOAWAY) return 0;
-          of(user).goaways.push_back(
-              {frame->goaway.last_stream_id, frame->goaway.error_code});
+          of(user).goaways.push_back({frame->goaway.last_stream_id, frame->goaway.error_code});
           return 0;
         });
     nghttp2_option* option = nullptr;
@@ -111,9 +110,9 @@ class GrpcSession {
     nghttp2_submit_settings(session_, NGHTTP2_FLAG_NONE, settings.data(), settings.size());
   }
   static Fields head(const std::string& path, Fields more = {}) {
-    Fields out = {{":method", "POST"},      {":scheme", "http"},
-                  {":path", path},          {":authority", "weir"},
-                  {"te", "trailers"},       {"content-type", "application/grpc"}};
+    Fields out = {{":method", "POST"}, {":scheme", "http"},
+                  {":path", path},     {":authority", "weir"},
+                  {"te", "trailers"},  {"content-type", "application/grpc"}};
     out.insert(out.end(), more.begin(), more.end());
     return out;
   }
@@ -148,8 +147,7 @@ class GrpcSession {
     return out;
   }
   void input(std::string_view in) {
-    nghttp2_session_mem_recv(session_, reinterpret_cast<const std::uint8_t*>(in.data()),
-                             in.size());
+    nghttp2_session_mem_recv(session_, reinterpret_cast<const std::uint8_t*>(in.data()), in.size());
   }
   nghttp2_session* h2() { return session_; }
 

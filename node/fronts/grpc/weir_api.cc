@@ -97,8 +97,8 @@ GrpcError read_reserve(const v1::ReserveRequest& in, google::protobuf::Arena& ar
 
 GrpcError read_settle(const v1::SettleRequest& in) {
   if (!in.ticket().empty() && in.ticket().size() <= rpc::kMaxTicket) return {};
-  return invalid(fmt::format("ticket: expected 1 to {} bytes, got {}", rpc::kMaxTicket,
-                             in.ticket().size()));
+  return invalid(
+      fmt::format("ticket: expected 1 to {} bytes, got {}", rpc::kMaxTicket, in.ticket().size()));
 }
 
 GrpcError read_lease(const v1::LeaseRequest& in, google::protobuf::Arena& arena, Request& out,
