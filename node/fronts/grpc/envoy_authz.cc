@@ -58,7 +58,7 @@ GrpcError read_authz(const v3::CheckRequest& in, google::protobuf::Arena& arena,
   add("principal", attributes.source().principal());
   out.descriptor = entries.first(count);
   if (GrpcError error = check_domain(out.domain); !error.empty()) return error;
-  return check_entries(out.descriptor, "attributes");
+  return check_entries(out.descriptor, 0);
 }
 
 void write_authz(const Reply& reply, Nanos now, v3::CheckResponse& out) {

@@ -13,15 +13,17 @@ namespace v3 = envoy::service::ratelimit::v3;
 using RateLimit = v3::RateLimitResponse::RateLimit;
 
 GrpcError read_descriptor(const envoy::extensions::common::ratelimit::v3::RateLimitDescriptor& in,
-                          int index, std::uint32_t hits_of_all, google::protobuf::Arena& arena,
-                          Descriptor& out) {
-  const std::string where = fmt::format("descriptors[{}]", index);
+                          std::size_t index, std::uint32_t hits_of_all,
+                          google::protobuf::Arena& arena, Descriptor& out) {
   if (in.has_limit()) {
     return {GrpcCode::unimplemented,
-            where + ".limit: a limit in a request is not taken; the node's rules decide"};
+            fmt::format("descriptors[{}].limit: a limit in a request is not taken; the node's "
+                        "rules decide",
+                        index)};
   }
   if (in.is_negative_hits()) {
-    return {GrpcCode::unimplemented, where + ".is_negative_hits: hits are not given back"};
+    return {GrpcCode::unimplemented,
+            fmt::format("descriptors[{}].is_negative_hits: hits are not given back", index)};
   }
   out.hits = in.has_hits_addend() ? in.hits_addend().value() : std::max(hits_of_all, 1u);
   const std::span<Entry> entries =
@@ -30,7 +32,7 @@ GrpcError read_descriptor(const envoy::extensions::common::ratelimit::v3::RateLi
     entries[static_cast<std::size_t>(i)] = {in.entries(i).key(), in.entries(i).value()};
   }
   out.entries = entries;
-  return check_entries(entries, where);
+  return check_entries(entries, index);
 }
 
 RateLimit::Unit unit_of(Nanos window) {
@@ -91,9 +93,8 @@ GrpcError read_rls(const v3::RateLimitRequest& in, google::protobuf::Arena& aren
   }
   const std::span<Descriptor> all = arena_array<Descriptor>(arena, count);
   for (std::size_t i = 0; i < count; ++i) {
-    const int index = static_cast<int>(i);
     GrpcError error =
-        read_descriptor(in.descriptors(index), index, in.hits_addend(), arena, all[i]);
+        read_descriptor(in.descriptors(static_cast<int>(i)), i, in.hits_addend(), arena, all[i]);
     if (!error.empty()) return error;
   }
   out = {};

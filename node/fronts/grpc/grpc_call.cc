@@ -64,10 +64,12 @@ const Caller& GrpcCall::caller() const {
 }
 
 rpc::Output& GrpcCall::begin_message() {
-  // Too late: it is written all the same, and nobody reads it.
-  static thread_local rpc::Output scrap;
-  scrap.clear();
-  if (connection_ == nullptr || phase_ == Phase::finished) return scrap;
+  if (connection_ == nullptr || phase_ == Phase::finished) {
+    // Too late: it is written all the same, and nobody reads it.
+    static thread_local rpc::Output scrap;
+    scrap.clear();
+    return scrap;
+  }
   begin_ = out_.size();
   std::memset(out_.extend(kPrefix), 0, kPrefix);
   return out_;
@@ -94,6 +96,7 @@ void GrpcCall::end_message() {
 
 void GrpcCall::finish(GrpcCode code, std::string_view text) {
   if (connection_ == nullptr || phase_ == Phase::finished) return;
+  out_.truncate(sent_ + whole_);  // what was begun and not ended
   phase_ = Phase::finished;
   code_ = code;
   text_ = text;

@@ -40,17 +40,18 @@ GrpcError check_domain(std::string_view domain) {
       fmt::format("domain: expected 1 to {} bytes, got {}", rpc::kMaxText, domain.size()));
 }
 
-GrpcError check_entries(std::span<const Entry> entries, const std::string& where) {
+GrpcError check_entries(std::span<const Entry> entries, std::size_t index) {
   if (entries.size() > rpc::kMaxEntries) {
-    return invalid(fmt::format("{}: expected at most {} entries, got {}", where, rpc::kMaxEntries,
-                               entries.size()));
+    return invalid(fmt::format("descriptors[{}]: expected at most {} entries, got {}", index,
+                               rpc::kMaxEntries, entries.size()));
   }
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const std::size_t size = std::max(entries[i].key.size(), entries[i].value.size());
     if (!entries[i].key.empty() && size <= rpc::kMaxText) continue;
-    return invalid(fmt::format(
-        "{}.entries[{}]: expected a key of 1 to {} bytes and a value of at most as many", where, i,
-        rpc::kMaxText));
+    return invalid(
+        fmt::format("descriptors[{}].entries[{}]: expected a key of 1 to {} bytes and a value of "
+                    "at most as many",
+                    index, i, rpc::kMaxText));
   }
   return {};
 }

@@ -31,9 +31,10 @@ inline GrpcError invalid(std::string text) {
 /// The status that tells an error. Not for `none`.
 GrpcCode grpc_code(ErrorKind kind);
 
-/// The first of these that breaks a bound that every front keeps; `where` names it.
+/// What of these breaks a bound that every front keeps.
 GrpcError check_domain(std::string_view domain);
-GrpcError check_entries(std::span<const Entry> entries, const std::string& where);
+/// `index` is the descriptor's, for the text.
+GrpcError check_entries(std::span<const Entry> entries, std::size_t index);
 
 /// `count` values in the arena's memory.
 template <typename T>

@@ -81,7 +81,10 @@ class GrpcServerTest : public testing::Test, public GrpcServer::Handler {
     batches_.push_back(batch.size());
     for (GrpcCall* call : batch) {
       seen_.push_back(call->message().data() == nullptr ? "(end)" : std::string(call->message()));
-      if (call->path() == "/throw") throw std::runtime_error("boom");
+      if (call->path() == "/throw" || call->message() == "throw") {
+        call->begin_message().append("half");
+        throw std::runtime_error("boom");
+      }
       if (call->path() == "/late") {
         late_.push_back(call->id());
       } else if (call->message().data() == nullptr) {
@@ -191,6 +194,9 @@ TEST_F(GrpcServerTest, StreamsAreAnsweredMessageByMessage) {
 TEST_F(GrpcServerTest, AHandlerThatThrowsFailsItsCalls) {
   EXPECT_EQ(ask(to("/throw"), framed("x")).status(), "13 the call could not be handled");
   EXPECT_EQ(server_->counters().failed, 1u);
+  const GrpcAnswer stream = ask(to("/stream"), framed("a") + framed("throw"));
+  EXPECT_THAT(stream.messages(), ElementsAre("a"));
+  EXPECT_EQ(stream.status(), "13 the call could not be handled");
 }
 
 // What is no call

@@ -25,8 +25,8 @@ void write_duration(Nanos length, Duration& out) {
   out.set_nanos(static_cast<std::int32_t>(length % kSecond));
 }
 
-GrpcError read_descriptor(const v1::Descriptor& in, int index, google::protobuf::Arena& arena,
-                          Descriptor& out) {
+GrpcError read_descriptor(const v1::Descriptor& in, std::size_t index,
+                          google::protobuf::Arena& arena, Descriptor& out) {
   if (in.has_hits()) out.hits = in.hits();
   const std::span<Entry> entries =
       arena_array<Entry>(arena, static_cast<std::size_t>(in.entries_size()));
@@ -34,7 +34,7 @@ GrpcError read_descriptor(const v1::Descriptor& in, int index, google::protobuf:
     entries[static_cast<std::size_t>(i)] = {in.entries(i).key(), in.entries(i).value()};
   }
   out.entries = entries;
-  return check_entries(entries, fmt::format("descriptors[{}]", index));
+  return check_entries(entries, index);
 }
 
 void write_status(const Status& status, v1::Status& out) {
@@ -70,8 +70,7 @@ GrpcError read_check(const v1::CheckRequest& in, google::protobuf::Arena& arena,
   }
   const std::span<Descriptor> all = arena_array<Descriptor>(arena, count);
   for (std::size_t i = 0; i < count; ++i) {
-    const int index = static_cast<int>(i);
-    GrpcError error = read_descriptor(in.descriptors(index), index, arena, all[i]);
+    GrpcError error = read_descriptor(in.descriptors(static_cast<int>(i)), i, arena, all[i]);
     if (!error.empty()) return error;
   }
   out = {};
