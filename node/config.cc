@@ -77,6 +77,7 @@ class Parser {
          {"address_percent", integer(1, 100, config_.address_percent)},
          {"log", [this](const Value& v) { return log(v); }},
          {"http", [this](const Value& v) { return http(v); }},
+         {"grpc", [this](const Value& v) { return grpc(v); }},
          {"home", [this](const Value& v) { return home(v); }},
          {"access", [this](const Value& v) { return path(v, config_.access); }},
          {"tls", [this](const Value& v) { return tls(v); }}});
@@ -420,6 +421,16 @@ class Parser {
         out.emplace_back(std::move(field), std::move(entry));
       }
     }
+    return true;
+  }
+
+  bool grpc(const Value& value) {
+    read_.mapping(value, {{"max_connections", integer(1, 65536, config_.grpc.max_connections)},
+                          {"max_message",
+                           [this](const Value& v) {
+                             return read_.size(v, 1024, 1u << 20, 1, config_.grpc.max_message);
+                           }},
+                          {"max_age", duration(kSecond, kDay, config_.grpc.max_age)}});
     return true;
   }
 

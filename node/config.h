@@ -57,6 +57,12 @@ struct HttpConfig {
   ForwardAuthConfig forward_auth;
 };
 
+struct GrpcConfig {
+  unsigned max_connections = 1024;
+  std::size_t max_message = 64u << 10;  ///< bytes
+  Nanos max_age = 30 * kMinute;         ///< of a connection
+};
+
 /// TLS of the peers, or of a front. Paths as in NodeConfig; what they are is in rpc::TlsOptions.
 struct TlsConfig {
   std::string cert;
@@ -69,7 +75,7 @@ struct TlsConfig {
 
 /// Names of fronts in `listen`, in the order in which they start. node/fronts/factory.cc makes
 /// them.
-inline constexpr std::array<std::string_view, 3> kFronts = {"admin", "clients", "http"};
+inline constexpr std::array<std::string_view, 4> kFronts = {"admin", "clients", "http", "grpc"};
 
 /// One address that a front listens on.
 struct ListenConfig {
@@ -115,6 +121,7 @@ struct NodeConfig {
   LogLevel log_level = LogLevel::info;
   LogFormat log_format = LogFormat::json;
   HttpConfig http;
+  GrpcConfig grpc;
   HomeConfig home;
   std::string access;  ///< the access file (access/access_file.h); empty: loopback alone may call
   std::map<std::string, TlsConfig, std::less<>> tls;  ///< of "peers" and of kFronts; others: none

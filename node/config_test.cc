@@ -110,6 +110,9 @@ TEST(Config, DefaultsBindLoopback) {
   EXPECT_EQ(config.http.reset, ResetFormat::seconds);
   EXPECT_EQ(config.http.max_connections, 1024u);
   EXPECT_EQ(config.http.max_body, 64u << 10);
+  EXPECT_EQ(config.grpc.max_connections, 1024u);
+  EXPECT_EQ(config.grpc.max_message, 64u << 10);
+  EXPECT_EQ(config.grpc.max_age, 30 * kMinute);
 }
 
 TEST(Config, ReadsEveryField) {
@@ -144,6 +147,7 @@ http:
   max_connections: 7
   max_body: 8KiB
   forward_auth: {trusted_proxies: [10.0.0.0/8, "::1"], headers: {X-API-Key: api_key}}
+grpc: {max_connections: 8, max_message: 16KiB, max_age: 5m}
 )",
                                  "/etc/weir/node.yaml");
   EXPECT_EQ(config.secret, "0123456789abcdef");
@@ -181,6 +185,9 @@ http:
   EXPECT_EQ(config.http.reset, ResetFormat::epoch);
   EXPECT_EQ(config.http.max_connections, 7u);
   EXPECT_EQ(config.http.max_body, 8u << 10);
+  EXPECT_EQ(config.grpc.max_connections, 8u);
+  EXPECT_EQ(config.grpc.max_message, 16u << 10);
+  EXPECT_EQ(config.grpc.max_age, 5 * kMinute);
 }
 
 TEST(Config, StorageTakesItsDefaultSize) {
@@ -229,10 +236,12 @@ http: {reset: minutes, max_connections: 0, max_body: 64KB}
           "max_commit_wait, max_skew, drain, threads, max_series, populate, max_peer_cells, "
           "max_long_cells, max_request_ids, "
           "request_id_ttl, "
-          "max_tickets, caller_percent, address_percent, log, http, home, access, tls",
+          "max_tickets, caller_percent, address_percent, log, http, grpc, home, access, tls",
           "node.yaml:5:16: listen.http: expected a literal address and a port, such as "
           "127.0.0.1:7400 or [::1]:7400, got 'localhost:7402'",
-          "node.yaml:5:32: listen.grpx: unknown field; expected one of peers, admin, clients, http",
+          "node.yaml:5:32: listen.grpx: unknown field; expected one of peers, admin, clients, "
+          "http, "
+          "grpc",
           "node.yaml:6:8: rules: expected a path of 1 to 4096 bytes, got ''",
           "node.yaml:7:10: storage: expected none, or a mapping with the fields path, map_size, "
           "got 'some'",
@@ -263,16 +272,33 @@ TEST(Config, KeepsItsRanges) {
   for (const char* fits :
        {"sync_interval: 10ms", "sync_interval: 1m", "anti_entropy_interval: 1h",
         "commit_interval: 1s", "max_skew: 1ms", "max_series: 1000000000",
-        "http: {max_connections: 65536}", "http: {max_body: 1MiB}", "http: {max_body: 1024}"}) {
+        "http: {max_connections: 65536}", "http: {max_body: 1MiB}", "http: {max_body: 1024}",
+        "grpc: {max_connections: 65536}", "grpc: {max_message: 1MiB}", "grpc: {max_age: 1s}"}) {
     EXPECT_THAT(with(fits), ElementsAre()) << fits;
   }
-  for (const char* over :
-       {"sync_interval: 9ms", "sync_interval: 61s", "anti_entropy_interval: 99ms",
-        "commit_interval: 2s", "commit_interval: 0", "max_skew: 61s", "max_series: -1",
-        "populate: 1", "max_series: 0", "max_series: 1e3", "max_series: 1000000001",
-        "max_request_ids: 100000001", "request_id_ttl: 999ms", "request_id_ttl: 25h",
-        "max_tickets: -1", "http: {max_connections: 65537}", "http: {max_body: 1023}",
-        "http: {max_body: 1048577}", "http: {max_body: -1}"}) {
+  for (const char* over : {"sync_interval: 9ms",
+                           "sync_interval: 61s",
+                           "anti_entropy_interval: 99ms",
+                           "commit_interval: 2s",
+                           "commit_interval: 0",
+                           "max_skew: 61s",
+                           "max_series: -1",
+                           "populate: 1",
+                           "max_series: 0",
+                           "max_series: 1e3",
+                           "max_series: 1000000001",
+                           "max_request_ids: 100000001",
+                           "request_id_ttl: 999ms",
+                           "request_id_ttl: 25h",
+                           "max_tickets: -1",
+                           "http: {max_connections: 65537}",
+                           "http: {max_body: 1023}",
+                           "http: {max_body: 1048577}",
+                           "http: {max_body: -1}",
+                           "grpc: {max_connections: 0}",
+                           "grpc: {max_message: 1023}",
+                           "grpc: {max_age: 25h}",
+                           "grpc: {max_age: 999ms}"}) {
     EXPECT_EQ(with(over).size(), 1u) << over;
   }
 }

@@ -85,6 +85,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
   const Nanos restart_not_before;  // on the monotonic clock
   Nanos links_looked_at = 0;
   std::vector<TimeShare> shares;  // by peer: of the main loop, for its messages
+  Nanos conditions_looked_at = 0;
   std::vector<bool> two_of_name;  // by peer: it was logged
   bool namesake = false;          // the same of this node's name
   MainLoopAnswers answers;
@@ -376,6 +377,7 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
       return stop();
     }
     look_at_links();
+    look_at_conditions();
     certificates.look(wall_clock());
     access_control.look(wall_clock());
     loop.meter()->step("forward");
@@ -414,6 +416,16 @@ struct Daemon::Impl final : rpc::PeerHandler, MemberLinks, rpc::Flushable {
       log.warn("two_of_one_name", {{"member", peer_name(config.self)}, {"seen_by", who_sees}});
     }
     namesake = !who_sees.empty();
+  }
+
+  /// Every half second: whether requests may be sent here, for fronts that tell.
+  void look_at_conditions() {
+    const Nanos now = monotonic();
+    if (now - conditions_looked_at < kSecond / 2) return;
+    conditions_looked_at = now;
+    const std::vector<Condition> all = report->conditions();
+    coordinator->state().ready =
+        std::all_of(all.begin(), all.end(), [](const Condition& one) { return one.ready; });
   }
 
   /// Someone waits for a commit: pump at the end of this turn, not at the next interval.

@@ -23,6 +23,7 @@ rpc::TlsOptions tls_options(const std::string& use, const TlsConfig& config) {
   out.client_certificate = config.client_certificate;
   out.tls12 = config.tls12;
   if (use == "http" || use == "admin") out.alpn = {"http/1.1"};
+  if (use == "grpc") out.alpn = {"h2"};
   return out;
 }
 

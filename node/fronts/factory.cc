@@ -5,6 +5,7 @@
 
 #include <weir/node/fronts/admin/admin_front.h>
 #include <weir/node/fronts/capnp/capnp_front.h>
+#include <weir/node/fronts/grpc/grpc_front.h>
 #include <weir/node/fronts/http/http_front.h>
 
 namespace weir::node {
@@ -32,6 +33,22 @@ Made make_http(const FrontContext& context) {
                                      std::static_pointer_cast<ConnectionBudget>(context.shared));
 }
 
+Made make_grpc(const FrontContext& context) {
+  const GrpcConfig& config = context.config.grpc;
+  if (context.shared == nullptr) {
+    context.shared =
+        std::make_shared<ConnectionBudget>(config.max_connections, context.config.address_percent);
+  }
+  GrpcFrontOptions options;
+  options.server.max_message = config.max_message;
+  options.server.max_age = config.max_age;
+  options.wall = context.wall;
+  options.tls = context.tls;
+  options.access = context.access;
+  return std::make_unique<GrpcFront>(context.loop, *context.service, std::move(options),
+                                     std::static_pointer_cast<ConnectionBudget>(context.shared));
+}
+
 struct Kind {
   std::string_view name;
   FrontPlace place;
@@ -51,6 +68,7 @@ constexpr std::array kKinds = {
                c.access);
          }},
     Kind{"http", FrontPlace::worker, make_http},
+    Kind{"grpc", FrontPlace::worker, make_grpc},
 };
 
 constexpr bool same_names() {

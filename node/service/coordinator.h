@@ -19,6 +19,7 @@ namespace weir::node {
 
 /// What workers ask about on every request. Written on the main loop, read by all threads.
 struct SharedState {
+  std::atomic<bool> ready{true};             ///< as all conditions say (Condition::ready)
   std::atomic<bool> leaving{false};          ///< the node was told to stop, and still decides
   std::atomic<bool> stopping{false};         ///< nothing is decided any more
   std::atomic<bool> has_home_rules{false};   ///< some rule in force has a home

@@ -41,6 +41,9 @@ class Service {
   using Done = absl::AnyInvocable<void(Answer&)>;
 
   virtual ~Service() = default;
+  /// False: no requests should be sent here now. It lags by a second at most, but for a node that
+  /// was told to stop.
+  virtual bool ready() const { return true; }
   /// Decides requests, each on its own. Several that came together should be one call: their memory
   /// is fetched ahead. `parts` says how many of them belong together, and adds up to all: a part is
   /// told once all of its replies are known, in order, and waits for no other part. `done` is

@@ -37,6 +37,7 @@ class WorkerService final : public Service, private rpc::Flushable {
                 std::function<Nanos()> wall);
   ~WorkerService() override;
 
+  bool ready() const override { return state_.ready && !state_.leaving && !state_.stopping; }
   void check(std::span<const Request> requests, std::span<const std::size_t> parts,
              const Caller& caller, CheckDone done) override;
   void reserve(const Request& request, Nanos timeout, const Caller& caller,
