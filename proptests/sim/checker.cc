@@ -739,18 +739,22 @@ void Checker::answered(std::uint32_t node, std::uint64_t number, bool durable) {
       std::uint64_t sum = 0;
       std::uint64_t wanted = total;
       std::uint64_t birth = 0;
-      if (id.is_bucket()) {
+      const OwnBucket* own = id.is_bucket() ? &(*process.buckets)[id] : nullptr;
+      if (own != nullptr) {
         // The slot in which the last of those units is.
-        const OwnBucket& own = (*process.buckets)[id];
-        for (const auto& [begin, start] : own.starts) {
+        for (const auto& [begin, start] : own->starts) {
           if (start < total) birth = begin;
         }
-        wanted = total - own.before(birth);
+        wanted = total - own->before(birth);
       }
       if (held != image.cells.end()) {
         for (const crdt::Slot& slot : held->second.slots) {
-          // What was counted without a disk was written by nobody who said which slot it was for.
-          if (birth != 0 && slot.id.birth != birth) continue;
+          // What was counted without a disk was written by nobody who said which slot it was for:
+          // it is in one that is younger, and not known here.
+          if (birth != 0 && slot.id.birth != birth &&
+              (slot.id.birth < birth || own->starts.contains(slot.id.birth))) {
+            continue;
+          }
           if (!process.incarnations->contains(slot.id.writer)) continue;
           sum += slot.value;
           Memory::Promise& promise = memories_[node].promised[{id, slot.id}];
