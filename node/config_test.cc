@@ -147,7 +147,6 @@ http:
   max_connections: 7
   max_body: 8KiB
   forward_auth: {trusted_proxies: [10.0.0.0/8, "::1"], headers: {X-API-Key: api_key}}
-grpc: {max_connections: 8, max_message: 16KiB, max_age: 5m}
 )",
                                  "/etc/weir/node.yaml");
   EXPECT_EQ(config.secret, "0123456789abcdef");
@@ -185,9 +184,6 @@ grpc: {max_connections: 8, max_message: 16KiB, max_age: 5m}
   EXPECT_EQ(config.http.reset, ResetFormat::epoch);
   EXPECT_EQ(config.http.max_connections, 7u);
   EXPECT_EQ(config.http.max_body, 8u << 10);
-  EXPECT_EQ(config.grpc.max_connections, 8u);
-  EXPECT_EQ(config.grpc.max_message, 16u << 10);
-  EXPECT_EQ(config.grpc.max_age, 5 * kMinute);
 }
 
 TEST(Config, StorageTakesItsDefaultSize) {
@@ -253,6 +249,14 @@ http: {reset: minutes, max_connections: 0, max_body: 64KB}
           "node.yaml:12:15: http.reset: expected one of seconds, epoch, got 'minutes'",
           "node.yaml:12:41: http.max_connections: expected an integer from 1 to 65536, got '0'",
           "node.yaml:12:54: http.max_body: expected a size from 1KiB to 1MiB, got '64KB'"));
+}
+
+TEST(Config, ReadsWhatGrpcIs) {
+  const NodeConfig config =
+      good(std::string(kMinimal) + "grpc: {max_connections: 8, max_message: 16KiB, max_age: 5m}\n");
+  EXPECT_EQ(config.grpc.max_connections, 8u);
+  EXPECT_EQ(config.grpc.max_message, 16u << 10);
+  EXPECT_EQ(config.grpc.max_age, 5 * kMinute);
 }
 
 TEST(Config, ADrainMayBeNone) {

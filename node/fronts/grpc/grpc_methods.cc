@@ -1,5 +1,6 @@
 #include <weir/node/fronts/grpc/grpc_methods.h>
 
+#include <google/protobuf/stubs/logging.h>
 #include <grpc/health/v1/health.pb.h>
 #include <grpc/reflection/v1/reflection.pb.h>
 
@@ -46,6 +47,11 @@ namespace {
 /// Calls that watch the node's health on one loop: each is looked at when it changes.
 constexpr std::size_t kMostWatchers = 1024;
 
+/// The library has a line for every message that is malformed: anybody could fill the log.
+void be_silent() {
+  [[maybe_unused]] static const auto former = google::protobuf::SetLogHandler(nullptr);
+}
+
 }  // namespace
 
 GrpcMethods::GrpcMethods(Service& service, std::function<Nanos()> wall)
@@ -54,7 +60,9 @@ GrpcMethods::GrpcMethods(Service& service, std::function<Nanos()> wall)
       in_block_(std::make_unique<Block>()),
       out_block_(std::make_unique<Block>()),
       in_(in_block_->bytes.data(), in_block_->bytes.size()),
-      out_(out_block_->bytes.data(), out_block_->bytes.size()) {}
+      out_(out_block_->bytes.data(), out_block_->bytes.size()) {
+  be_silent();
+}
 
 const GrpcMethods::Method* GrpcMethods::method_at(std::string_view path) {
   static constexpr std::array<Method, 11> kMethods = {{
