@@ -152,6 +152,74 @@ std::vector<Set> sets() {
                  [](std::size_t) {
                    return Texts{{"path", "/"}};
                  }});
+  // Each rule has a list of four keys.
+  all.push_back(
+      {"in",
+       [](std::size_t i) {
+         return rule_with({{"api_key", weir::MatchIn{{key_of(4 * i), key_of(4 * i + 1),
+                                                      key_of(4 * i + 2), key_of(4 * i + 3)}}}});
+       },
+       [](std::size_t i) { return ask(key_of(4 * i + 2), path_of(i), "GET", "10.1.2.3"); },
+       [](std::size_t i) { return ask("no", path_of(i), "GET", "10.1.2.3"); }});
+  all.push_back({"under",
+                 [](std::size_t i) {
+                   return rule_with({{"path", weir::MatchPath{path_of(i), true, false}}});
+                 },
+                 [](std::size_t i) { return ask("k", path_of(i) + "/17/x?y", "GET", "10.1.2.3"); },
+                 [](std::size_t i) { return ask("k", "/x" + path_of(i), "GET", "10.1.2.3"); }});
+  all.push_back(
+      {"suffix",
+       [](std::size_t i) {
+         return rule_with({{"host", weir::MatchSuffix{"." + key_of(i) + ".example.com"}}});
+       },
+       [](std::size_t i) {
+         return Texts{{"host", "www." + key_of(i) + ".example.com"}};
+       },
+       [](std::size_t i) {
+         return Texts{{"host", "www" + key_of(i) + ".example.com"}};
+       }});
+  all.push_back(
+      {"glob",
+       [](std::size_t i) {
+         return rule_with({{"path", weir::MatchGlob{path_of(i) + "/*/edit"}}});
+       },
+       [](std::size_t i) { return ask("k", path_of(i) + "/17/edit", "GET", "10.1.2.3"); },
+       [](std::size_t i) { return ask("k", path_of(i) + "/17/see", "GET", "10.1.2.3"); }});
+  all.push_back(
+      {"cidrs",
+       [](std::size_t i) {
+         return rule_with({{"ip", weir::MatchCidrs{{network_of(2 * i), network_of(2 * i + 1)}}}});
+       },
+       [](std::size_t i) { return ask("k", path_of(i), "GET", address_in(network_of(2 * i + 1))); },
+       [](std::size_t i) {
+         return ask("k", path_of(i), "GET",
+                    ip_text(1u << 24 | (static_cast<std::uint32_t>(random_of(i) & 0xFFFFFF))));
+       }});
+  // A tenant's rules, of which most must not hold or are bounds of a number.
+  all.push_back(
+      {"not-and-numbers",
+       [](std::size_t i) {
+         return rule_with({{"tenant", MatchExact{"t" + std::to_string(i)}},
+                           {"plan", MatchExact{"free"}, true},
+                           {"bytes", weir::MatchNumber{1000, 1'000'000}}});
+       },
+       [](std::size_t i) {
+         return Texts{{"tenant", "t" + std::to_string(i)}, {"plan", "x"}, {"bytes", "5000"}};
+       },
+       [](std::size_t i) {
+         return Texts{{"tenant", "t" + std::to_string(i)}, {"plan", "x"}, {"bytes", "50"}};
+       }});
+  // By a number alone: each rule has a range of its own.
+  all.push_back({"ranges",
+                 [](std::size_t i) {
+                   return rule_with({{"bytes", weir::MatchNumber{1000 * i, 1000 * i + 1999}}});
+                 },
+                 [](std::size_t i) {
+                   return Texts{{"bytes", std::to_string(1000 * i + 500)}};
+                 },
+                 [](std::size_t) {
+                   return Texts{{"bytes", "999999999999"}};
+                 }});
   // Hostile: every rule applies by an entry of its own, so that nothing can be found together.
   all.push_back({"absent",
                  [](std::size_t i) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace weir {
 
@@ -11,5 +12,8 @@ inline constexpr std::size_t kMaxEntries = 64;      ///< of a descriptor, and of
 inline constexpr std::size_t kMaxEntryText = 4096;  ///< bytes of an entry's key or value
 inline constexpr std::size_t kMaxRequestId = 128;   ///< bytes
 inline constexpr std::size_t kMaxTicket = 128;      ///< bytes
+inline constexpr std::size_t kMaxDenyMessage = 1024;  ///< bytes of Rule::deny_message
+inline constexpr std::uint16_t kDenyStatus =
+    429;  ///< HTTP status of a denial, if no rule says another
 
 }  // namespace weir

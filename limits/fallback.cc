@@ -53,9 +53,10 @@ Rule Fallback::local_rule(const Rule& rule, unsigned parts) {
   }
   const std::uint64_t burst = is_bucket(rule.algorithm) ? rule.burst : rule.limit;
   local.burst = std::max<std::uint64_t>(share_of(burst, parts), 1);
-  // The rate without rounding where it can be written so: limit * 6 in window * 5 * parts.
+  // The rate without rounding where it can be written so: limit * 6 in window * 5 * parts. Of
+  // limits that come with requests decide() takes a part, and the window is theirs.
   const Nanos stretch = 5 * static_cast<Nanos>(parts);
-  if (local.window <= kLongest / stretch &&
+  if (!rule.limit_from_request && local.window <= kLongest / stretch &&
       rule.limit <= std::numeric_limits<std::uint64_t>::max() / 6) {
     local.window *= stretch;
     local.limit = rule.limit * 6;
@@ -104,7 +105,14 @@ Fallback::Answer Fallback::decide(const Request& request, Nanos now) {
     return !rule.shadow && rule.on_failure == OnFailure::closed;
   });
   if (answer.closed) return answer;
-  buckets_->check(request, now, answer.decision);
+  Request local = request;
+  if (request.limit.limit > 0) {
+    local.limit.limit = std::max<std::uint64_t>(share_of(request.limit.limit, options_.parts), 1);
+  }
+  if (request.limit.burst > 0) {
+    local.limit.burst = std::max<std::uint64_t>(share_of(request.limit.burst, options_.parts), 1);
+  }
+  buckets_->check(local, now, answer.decision);
   answer.allowed = answer.decision.allowed;
   for (RuleStatus& status : answer.decision.statuses) status.degraded = true;
   return answer;

@@ -9,10 +9,10 @@ namespace weir {
 namespace {
 
 bool can_be_leased(const Rule& rule) {
-  return rule.algorithm != Algorithm::sliding_log && rule.algorithm != Algorithm::leaky_bucket &&
-         rule.durability == Durability::async && rule.enforcement == Enforcement::merged &&
-         rule.phase != Phase::first_hit && !rule.count_denied && !rule.candidate &&
-         rule.cost_by_entry.empty();
+  return !rule.limit_from_request && rule.algorithm != Algorithm::sliding_log &&
+         rule.algorithm != Algorithm::leaky_bucket && rule.durability == Durability::async &&
+         rule.enforcement == Enforcement::merged && rule.phase != Phase::first_hit &&
+         !rule.count_denied && !rule.candidate && rule.cost_by_entry.empty();
 }
 
 /// When what is taken now stops to count where it was taken.
@@ -39,7 +39,7 @@ Lease grant_lease(Limiter& limiter, const Request& request, const LeaseTerms& te
   for (std::uint32_t index : matched) {
     const Rule& rule = rules->rules()[index];
     const std::uint64_t cost = rule.cost_of(request);
-    if (cost == 0) continue;
+    if (cost == 0 || rule.unlimited) continue;
     counted = true;
     possible = possible && can_be_leased(rule);
     const std::uint64_t limit = is_bucket(rule.algorithm) ? rule.burst : rule.limit;

@@ -88,9 +88,14 @@ void tell(const Decision& decision, const RuleSet& rules, Reply& out) {
     to.degraded = from.degraded;
     to.delay = from.delay;
     to.exhausted_locally = from.exhausted_locally;
-    to.quota = rule.limit;
-    to.window = rule.calendar ? 0 : rule.window;
+    // Who brought the numbers knows them.
+    to.quota = rule.limit_from_request ? 0 : rule.limit;
+    to.window = rule.calendar || rule.limit_from_request ? 0 : rule.window;
     to.over_admission.reset();
+    to.hidden = rule.hide_headers;
+    to.deny_status = rule.deny_status;
+    to.deny_message.clear();
+    if (!from.allowed) to.deny_message = rule.deny_message;
   }
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <weir/crdt/time.h>
+#include <weir/limits/bounds.h>
 #include <weir/limits/decision.h>
 #include <weir/limits/rules/rule.h>
 
@@ -72,6 +73,11 @@ struct Status {
   std::uint64_t quota = 0;       ///< units per `window`: the rule as configured; 0: not known
   Nanos window = 0;              ///< 0: not known, or of no fixed length
   std::uint16_t descriptor = 0;  ///< index of the request's descriptor that it is about
+  bool hidden = false;           ///< no HTTP header says anything of the rule
+  /// Denied: the HTTP status if this one decides, 403, 429 or 503, and what a person is told;
+  /// empty: nothing of its own.
+  std::uint16_t deny_status = kDenyStatus;
+  std::string deny_message{};
   friend bool operator==(const Status&, const Status&) = default;
 };
 

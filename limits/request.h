@@ -5,6 +5,7 @@
 #include <span>
 #include <string_view>
 
+#include <weir/crdt/time.h>
 #include <weir/limits/matching/text.h>
 
 namespace weir {
@@ -38,6 +39,16 @@ enum class RequestKind : std::uint8_t {
   refund = 2,
 };
 
+/// Limits that a request brings for the rules that take them (Rule::limit_from_request). What is 0
+/// is not brought, and the rule's maximum stands for it; what is beyond the maximum is cut to it.
+struct RequestLimit {
+  std::uint64_t limit = 0;  ///< units per window
+  Nanos window = 0;         ///< below 1 ms it is taken for 1 ms
+  std::uint64_t burst = 0;  ///< units, of buckets; 0: as the limit
+  bool any() const { return limit != 0 || window != 0 || burst != 0; }
+  friend bool operator==(const RequestLimit&, const RequestLimit&) = default;
+};
+
 /// "May this request pass?" Views only: everything must outlive the call.
 struct Request {
   std::string_view domain;
@@ -65,6 +76,8 @@ struct Request {
   /// ReplicaSide::warm was asked about it, by the thread that asks for the decision.
   bool warmed = false;
   RequestKind kind = RequestKind::check;
+  /// Of all its descriptors.
+  RequestLimit limit = {};
 
   std::size_t descriptors() const { return 1 + more.size(); }
   /// What it would be with this descriptor alone, in a request without an id. `index` is below

@@ -305,7 +305,8 @@ LAW(44, "on one node, what leases and calls let pass together stays within the l
 }
 
 LAW(4, "rules that are written as YAML are read back as they were", "a calendar", "a bucket",
-    "a ring", "costs by method") {
+    "a ring", "costs by method", "an exemption", "limits from requests",
+    "a key that is not counted as it is") {
   std::vector<Rule> rules;
   for (int i = *between(1, 4).as("rules"); i > 0; --i) {
     rules.push_back(*rules_named("r\"" + std::to_string(i)).as("rule"));
@@ -314,7 +315,52 @@ LAW(4, "rules that are written as YAML are read back as they were", "a calendar"
         {{},
          {{"plan", MatchAny{}}},
          {{"a b", MatchAbsent{}}, {"path", MatchPrefix{"/\\"}}},
-         {{"ip", *parse_cidr("2001:db8::/33")}, {"any", MatchExact{"any"}}}});
+         {{"ip", *parse_cidr("2001:db8::/33")}, {"any", MatchExact{"any"}}},
+         {{"a", MatchIn{{"x", "any", "\""}}},
+          {"a", MatchSuffix{".b"}},
+          {"a", MatchExact{"any"}, true},
+          {"a", MatchAbsent{}, true}},
+         {{"ip", MatchCidrs{{*parse_cidr("10.0.0.0/8"), *parse_cidr("::/0")}}},
+          {"path", MatchPath{"/a\\", true, true}},
+          {"host", MatchGlob{"*.\\*"}, true}},
+         {{"n", MatchNumber{5, kMax}},
+          {"m", MatchNumber{0, 9}},
+          {"p", MatchPath{"/", false, false}}}});
+    if (*chance(30)) {
+      rule.key = {"ip", "agent", "path", "user"};
+      rule.key_forms = {{KeyForm::Kind::address, 24, 64, 0, false},
+                        {KeyForm::Kind::lower, 32, 128, 0, false},
+                        {KeyForm::Kind::path, 32, 128, 2, true},
+                        {}};
+    }
+    if (*chance(30)) {
+      rule.group = "g";
+      rule.group_order = GroupOrder::exact;
+    }
+    if (rules.size() > 1 && *chance(30)) rule.replaces = {rules[0].name};
+    if (!rule.replaces.empty() && *chance(30)) {
+      Rule exempt;
+      exempt.domain = rule.domain;
+      exempt.name = rule.name;
+      exempt.match = rule.match;
+      exempt.group = rule.group;
+      exempt.group_order = rule.group_order;
+      exempt.replaces = rule.replaces;
+      exempt.unlimited = true;
+      rule = exempt;
+    } else if (!rule.calendar && rule.limit > 0 && rule.slots == 1 && rule.max_debt <= 1 &&
+               rule.algorithm != Algorithm::sliding_log && *chance(30)) {
+      rule.limit_from_request = true;
+    }
+    if (*chance(30)) rule.labels = {{"team", "a\"b"}, {"plan", "x"}};
+    if (!rule.unlimited && *chance(30)) {
+      rule.hide_headers = true;
+      rule.deny_status = *one_of<std::uint16_t>({503, 403, 429});
+      rule.deny_message = *one_of<std::string>({"", "no: \"not now\""});
+    }
+    reached("an exemption", rule.unlimited);
+    reached("limits from requests", rule.limit_from_request);
+    reached("a key that is not counted as it is", !rule.key_forms.empty());
     if (rule.calendar) rule.window = kMinute;  // what a calendar has no use for
     reached("a calendar", rule.calendar.has_value());
     reached("a bucket", is_bucket(rule.algorithm));

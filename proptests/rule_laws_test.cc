@@ -37,7 +37,8 @@ std::string draw_key() {
 Match draw_match() {
   Match match;
   match.key = draw_key();
-  switch (*choice(8)) {
+  match.negated = *chance(10);
+  switch (*choice(14)) {
     case 0:
     case 1:
       match.matcher = MatchExact{draw_text()};
@@ -55,6 +56,36 @@ Match draw_match() {
     case 6:
       match.matcher = MatchAny{};
       break;
+    case 7:
+      match.matcher = MatchSuffix{draw_text()};
+      break;
+    case 8: {
+      MatchIn in;
+      for (int i = *between(1, 5); i > 0; --i) in.values.push_back(draw_text());
+      match.matcher = in;
+      break;
+    }
+    case 9: {
+      MatchCidrs cidrs;
+      for (int i = *between(1, 5); i > 0; --i)
+        cidrs.networks.push_back(*parse_cidr(draw_network()));
+      match.key = *chance(80) ? "ip" : match.key;
+      match.matcher = cidrs;
+      break;
+    }
+    case 10:
+      match.matcher = MatchGlob{*one_of<std::string>(
+          {"/a*", "*/b", "/a/?/c", "*", "GET", "*.1.*", "/a*b*", "\\*", "?ET", "*/a/b/"})};
+      break;
+    case 11:
+      match.key = *chance(80) ? "path" : match.key;
+      match.matcher = MatchPath{*one_of<std::string>({"/a", "/a/b", "/", "/a/b/c", "/%61/b/"}),
+                                *chance(60), *chance(30)};
+      break;
+    case 12:
+      match.matcher =
+          MatchNumber{*between<std::uint64_t>(0, 3), *one_of<std::uint64_t>({3, 5, 9, kMax})};
+      break;
     default:
       match.matcher = MatchAbsent{};
   }
@@ -66,6 +97,10 @@ Rule draw_rule() {
   rule.domain = *one_of<std::string>({"api", "api", "api", "web", ""});
   const int matches = *rc::gen::weightedElement<int>({{5, 1}, {4, 2}, {1, 0}, {1, 3}, {1, 6}});
   for (int i = 0; i < matches; ++i) rule.match.push_back(draw_match());
+  if (*chance(10)) {
+    rule.match.push_back({"path", MatchIn{{"/a", "/a/b", "/"}}});
+    rule.match.push_back({"ip", MatchCidrs{{*parse_cidr("10.0.0.0/8"), *parse_cidr("::/0")}}});
+  }
   const int keys = *rc::gen::weightedElement<int>({{5, 0}, {2, 1}, {1, 2}});
   for (int i = 0; i < keys; ++i) rule.key.push_back(draw_key());
   return rule;
@@ -108,12 +143,23 @@ Asked draw_request(const std::vector<Rule>& rules) {
     asked.domain = rule.domain;
     for (const Match& match : rule.match) {
       if (*chance(5) || std::holds_alternative<MatchAbsent>(match.matcher)) continue;
+      if (match.negated && *chance(70)) continue;
       std::string value = draw_text();
       if (const auto* exact = std::get_if<MatchExact>(&match.matcher)) value = exact->value;
       if (const auto* prefix = std::get_if<MatchPrefix>(&match.matcher)) {
         value.insert(0, prefix->prefix);
       }
-      if (std::holds_alternative<MatchCidr>(match.matcher)) value = draw_address();
+      const bool in_network = std::holds_alternative<MatchCidr>(match.matcher) ||
+                              std::holds_alternative<MatchCidrs>(match.matcher);
+      if (in_network) value = draw_address();
+      if (const auto* in = std::get_if<MatchIn>(&match.matcher)) value = *one_of(in->values);
+      if (const auto* suffix = std::get_if<MatchSuffix>(&match.matcher)) value += suffix->suffix;
+      if (const auto* path = std::get_if<MatchPath>(&match.matcher)) {
+        value = path->path + *one_of<std::string>({"", "/", "//", "/x", "/../a", "?q", "x"});
+      }
+      if (std::holds_alternative<MatchNumber>(match.matcher)) {
+        value = std::to_string(*between(0, 12));
+      }
       asked.texts.emplace_back(match.key, value);
     }
     for (const std::string& key : rule.key) {
@@ -173,7 +219,9 @@ LAW(42, "the index finds exactly the rules that a scan finds, in rule order", "n
     "an empty prefix", "nested networks", "equal networks", "an IPv4 address in IPv6 text",
     "an IPv6 address", "an entry that is no address", "an absent entry", "any value",
     "a doubled key that decides", "several domains", "an unknown domain", "a rule without matchers",
-    "a missing key entry", "a rule with several matchers", "an entry called domain") {
+    "a missing key entry", "a rule with several matchers", "an entry called domain",
+    "what must not hold", "a list of values", "a list of networks", "the end of a value",
+    "a pattern", "a path", "a number", "several lists") {
   const std::vector<Rule> rules = draw_rules();
   const RuleIndex index(rules);
   std::vector<std::uint32_t> found;
@@ -208,11 +256,20 @@ LAW(42, "the index finds exactly the rules that a scan finds, in rule order", "n
       reached("any value", has<MatchAny>(rule));
       for (const Match& match : rule.match) {
         met.push_back(&match);
+        reached("what must not hold", match.negated);
+        if (match.negated) continue;
+        reached("a list of values", std::holds_alternative<MatchIn>(match.matcher));
+        reached("a list of networks", std::holds_alternative<MatchCidrs>(match.matcher));
+        reached("several lists", has<MatchIn>(rule) && has<MatchCidrs>(rule));
+        reached("the end of a value", std::holds_alternative<MatchSuffix>(match.matcher));
+        reached("a pattern", std::holds_alternative<MatchGlob>(match.matcher));
+        reached("a path", std::holds_alternative<MatchPath>(match.matcher));
+        reached("a number", std::holds_alternative<MatchNumber>(match.matcher));
         const auto* prefix = std::get_if<MatchPrefix>(&match.matcher);
         reached("an empty prefix", prefix != nullptr && prefix->prefix.empty());
         reached("an entry called domain",
                 match.key == "domain" && std::holds_alternative<MatchExact>(match.matcher));
-        if (!std::holds_alternative<MatchCidr>(match.matcher)) continue;
+        if (!std::holds_alternative<MatchCidr>(match.matcher) || match.negated) continue;
         const std::string_view text = *request.find(match.key);
         reached("an IPv4 address in IPv6 text", text == "::ffff:10.1.2.3");
         reached("an IPv6 address", text.starts_with("2001"));
@@ -246,11 +303,23 @@ LAW(42, "the index finds exactly the rules that a scan finds, in rule order", "n
 /// What docs/rules.md says that counts belong to.
 auto counted_apart_by(const Rule& rule) {
   const bool sliding = rule.algorithm == Algorithm::sliding_window;
-  return std::tuple(rule.domain, rule.name, rule.key, rule.algorithm,
+  std::vector<KeyForm> forms;
+  for (std::size_t i = 0; i < rule.key.size(); ++i) forms.push_back(rule.key_form(i));
+  return std::tuple(rule.domain, rule.name, rule.key, forms, rule.algorithm,
                     rule.calendar ? std::string(to_string(rule.calendar->unit)) : std::string(),
                     rule.calendar ? rule.calendar->time_zone : std::string(),
                     rule.calendar ? Nanos{0} : rule.window, sliding ? rule.slots : 0,
                     sliding && rule.strict, rule.phase, rule.enforcement == Enforcement::escrow);
+}
+
+KeyForm draw_form() {
+  return *one_of<KeyForm>({{},
+                           {},
+                           {KeyForm::Kind::lower, 32, 128, 0, false},
+                           {KeyForm::Kind::address, 32, 64, 0, false},
+                           {KeyForm::Kind::address, 32, 128, 0, false},
+                           {KeyForm::Kind::path, 32, 128, 1, false},
+                           {KeyForm::Kind::path, 32, 128, 1, true}});
 }
 
 Rule draw_identity() {
@@ -273,27 +342,36 @@ Rule draw_identity() {
   rule.enforcement = *one_of<Enforcement>(
       {Enforcement::merged, Enforcement::merged, Enforcement::escrow, Enforcement::home});
   const int keys = *between(0, 3);
-  for (int i = 0; i < keys; ++i) rule.key.push_back(*one_of(words));
+  for (int i = 0; i < keys; ++i) {
+    rule.key.push_back(*one_of(words));
+    rule.key_forms.push_back(draw_form());
+  }
   return rule;
 }
 
 LAW(51, "two rules count in the same series exactly if all that their counts belong to is the same",
     "the same", "different", "only the enforcement differs", "an entry called escrow",
-    "one key begins with escrow and goes on as the other") {
+    "only how the key is counted differs", "one key begins with escrow and goes on as the other") {
   for (int i = 0; i < 40; ++i) {
     const Rule one = draw_identity();
     Rule other = *chance(70) ? one : draw_identity();
     if (*chance(70)) other.key = draw_identity().key;
+    if (*chance(30)) other.key_forms = draw_identity().key_forms;
     if (*chance(40)) other.enforcement = draw_identity().enforcement;
     if (*chance(20)) {
       other.key = one.key;
       other.key.insert(other.key.begin(), "escrow");
+      other.key_forms = one.key_forms;
+      other.key_forms.insert(other.key_forms.begin(), KeyForm{});
       reached("one key begins with escrow and goes on as the other");
     }
     const bool same = counted_apart_by(one) == counted_apart_by(other);
     RC_ASSERT((identity(one) == identity(other)) == same);
     reached("the same", same);
     reached("different", !same);
+    reached("only how the key is counted differs", !same && one.key == other.key &&
+                                                       one.name == other.name &&
+                                                       one.key_forms != other.key_forms);
     reached("an entry called escrow", !one.key.empty() && one.key[0] == "escrow");
     Rule turned = other;
     turned.enforcement = one.enforcement;

@@ -26,6 +26,7 @@ CheckItem item_of(const Request& request) {
   item.id = std::string(request.id);
   item.wants_bound = request.wants_bound;
   item.kind = request.kind;
+  item.limit = request.limit;
   return item;
 }
 

@@ -35,6 +35,7 @@ struct CheckItem {
   /// Further descriptors: all rules of all must allow, or nothing is consumed.
   std::vector<CheckDescriptor> more = {};
   RequestKind kind = RequestKind::check;
+  RequestLimit limit = {};  ///< for rules with limit: from_request
   friend bool operator==(const CheckItem&, const CheckItem&) = default;
 };
 
@@ -57,6 +58,7 @@ struct AsRequest {
     request.id = item.id;
     request.wants_bound = item.wants_bound;
     request.kind = item.kind;
+    request.limit = item.limit;
   }
   AsRequest(const AsRequest&) = delete;
   AsRequest& operator=(const AsRequest&) = delete;

@@ -178,6 +178,7 @@ struct CheckRequest {
   wantsBound @5 :Bool;   # the answer should tell overAdmission
   more @6 :List(Descriptor);  # further descriptors: all rules of all must allow, or nothing counts
   kind @7 :RequestKind;  # older nodes take every request for a check
+  limit @8 :RequestLimit;     # for rules with limit: from_request
 }
 
 enum RequestKind {
@@ -185,6 +186,13 @@ enum RequestKind {
   check @0;
   report @1;
   refund @2;
+}
+
+struct RequestLimit {
+  # What is 0 is not brought: the rule's maximum stands for it.
+  limit @0 :UInt64;      # units per windowNs
+  windowNs @1 :Int64;
+  burst @2 :UInt64;
 }
 
 struct Descriptor {
@@ -245,4 +253,7 @@ struct RuleStatus {
   quota @11 :UInt64;            # units per windowNs, as configured
   windowNs @12 :Int64;          # 0: of no fixed length
   descriptor @13 :UInt16;       # of the request, that it is about
+  hidden @14 :Bool;             # no header for end users says anything of the rule
+  denyStatus @15 :UInt16 = 429; # denied: the HTTP status, 403, 429 or 503
+  denyMessage @16 :Text;        # denied: what a person is told; empty: nothing of the rule's own
 }

@@ -549,6 +549,9 @@ void encode(const Reply& reply, schema::CheckResult::Builder out) {
     to.setQuota(status.quota);
     to.setWindowNs(status.window);
     to.setDescriptor(status.descriptor);
+    to.setHidden(status.hidden);
+    to.setDenyStatus(status.deny_status);
+    if (!status.deny_message.empty()) to.setDenyMessage(text(status.deny_message));
     if (status.over_admission) {
       constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
       to.setOverAdmission(static_cast<std::int64_t>(
@@ -585,6 +588,11 @@ bool decode(schema::CheckResult::Reader in, Reply& out) {
     status.quota = from.getQuota();
     status.window = std::max<Nanos>(from.getWindowNs(), 0);
     status.descriptor = from.getDescriptor();
+    status.hidden = from.getHidden();
+    const std::uint16_t deny = from.getDenyStatus();
+    status.deny_status = deny == 403 || deny == 503 ? deny : kDenyStatus;
+    const auto message = from.getDenyMessage();
+    if (message.size() <= kMaxDenyMessage) status.deny_message = copy(message);
     if (from.getOverAdmission() >= 0) {
       status.over_admission = static_cast<std::uint64_t>(from.getOverAdmission());
     }

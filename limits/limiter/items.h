@@ -3,10 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <weir/limits/algorithms/window.h>
 #include <weir/limits/decision.h>
+#include <weir/limits/limiter/asked_rules.h>
 #include <weir/limits/limiter/program.h>
 #include <weir/limits/limiter/small_series.h>
 #include <weir/limits/series/series_table.h>
@@ -53,7 +55,24 @@ class Items {
   void clear() {
     size_ = 0;
     sources_.clear();
+    if (special_) [[unlikely]] {
+      special_ = false;
+      exempt_.clear();
+      asked_.clear();
+    }
   }
+  /// A rule that an item goes by, for as long as it is here.
+  void keep(AskedRulePtr asked) {
+    special_ = true;
+    asked_.push_back(std::move(asked));
+  }
+  /// This rule exempts the request: where there are no items, it is not unmet.
+  void note_exempt(std::uint32_t rule) {
+    special_ = true;
+    exempt_.push_back(rule);
+  }
+  bool exempt() const { return special_ && !exempt_.empty(); }
+  std::span<const std::uint32_t> exempt_by() const { return exempt_; }
   bool warmed = false;  ///< Request::warmed
   RequestKind kind = RequestKind::check;
   std::size_t size() const { return size_; }
@@ -88,6 +107,9 @@ class Items {
     std::uint16_t descriptor = 0;
     bool again = false;
   };
+  bool special_ = false;  // something of what follows is not as it is at first
+  std::vector<std::uint32_t> exempt_;
+  std::vector<AskedRulePtr> asked_;
   std::vector<Source> sources_;  // by status; empty: each status is of the item in its place
   std::vector<std::uint32_t> order_;
   std::vector<Item> items_;

@@ -17,11 +17,27 @@ namespace {
   }
 }
 
+/// Of a rule of whose key some entry is not counted as it is.
+SeriesId formed_series_of(const CompiledRule& compiled, const Request& request, std::string& key) {
+  const Rule& rule = *compiled.rule;
+  thread_local std::string value;
+  key.clear();
+  for (std::size_t i = 0; i < rule.key.size(); ++i) {
+    const std::string_view* given = request.find(rule.key[i]);
+    value.clear();
+    if (given != nullptr) append_key_value(rule.key_form(i), *given, value);
+    append_text(key, value);
+  }
+  return hash_with(compiled.hash_key, key);
+}
+
 }  // namespace
 
 SeriesId Limiter::Impl::series_of(const CompiledRule& compiled, const Request& request,
                                   std::string& key) const {
   const std::vector<std::string>& names = compiled.rule->key;
+  if (compiled.formed) [[unlikely]]
+    return formed_series_of(compiled, request, key);
   if (names.size() == 1) {
     const std::string_view* value = request.find(names[0]);
     return hash_with(compiled.hash_key, value == nullptr ? std::string_view{} : *value);
@@ -87,7 +103,39 @@ void Limiter::Impl::prepare_by_index(const Request& request, Nanos now, Local& w
 
 void Limiter::Impl::add_any(const CompiledRule& compiled, const Request& request, Nanos now,
                             Local& work, Items& items) {
+  if (compiled.special) [[unlikely]]
+    return add_special(compiled, request, now, work, items);
   add(compiled, series_of(compiled, request, work.key), request, now, work, items);
+}
+
+void Limiter::Impl::add_special(const CompiledRule& compiled, const Request& request, Nanos now,
+                                Local& work, Items& items) {
+  if (compiled.rule->unlimited) {
+    items.note_exempt(compiled.index);
+    return;
+  }
+  AskedRulePtr asked;
+  const CompiledRule& as_asked = in_place_of(compiled, request.limit, asked);
+  items.keep(std::move(asked));
+  add(as_asked, series_of(as_asked, request, work.key), request, now, work, items);
+}
+
+const CompiledRule& Limiter::Impl::in_place_of(const CompiledRule& base, const RequestLimit& asked,
+                                               AskedRulePtr& keep) const {
+  if (!base.special || base.rule->unlimited) return base;
+  const RequestLimit numbers = numbers_of(*base.rule, asked);
+  keep = local().asked.find(base, numbers, [&] {
+    auto made = std::make_shared<AskedRule>(*base.rule);
+    made->rule.limit = numbers.limit;
+    made->rule.window = numbers.window;
+    made->rule.burst = numbers.burst;
+    made->compiled = compile(made->rule, base.number, rules.identity_of(made->rule));
+    made->compiled.index = base.index;
+    made->compiled.commit = base.commit;
+    made->compiled.may_have_lost = base.may_have_lost;
+    return AskedRulePtr(std::move(made));
+  });
+  return keep->compiled;
 }
 
 inline void Limiter::Impl::add(const CompiledRule& compiled, const SeriesId& known,
@@ -117,6 +165,8 @@ void Limiter::Impl::check_any(const Request& request, Local& work, Nanos given, 
 
 void Limiter::Impl::decide_prepared(const Request& request, Items& items, Local& work, Nanos now,
                                     Decision& out) {
+  if (items.exempt()) [[unlikely]]
+    work.count_exempt(items);
   // The quick way for one item knows no descriptor but the first.
   if (request.id.empty() && request.kind == RequestKind::check) {
     std::span<Item> all = items.all();
@@ -145,7 +195,7 @@ void Limiter::Impl::check(std::span<const Request> requests, Nanos given, std::s
 
 void Limiter::Impl::decide_once(const Request& request, Items& items, Local& work, Nanos now,
                                 Decision& out) {
-  if (items.size() == 0) [[unlikely]]
+  if (items.size() == 0 && !items.exempt()) [[unlikely]]
     unmet.note(*work.program, request);
   if (request.id.empty()) {
     decide(items, work, now, out);
@@ -185,7 +235,9 @@ std::uint64_t Limiter::may_lease(std::uint32_t rule, const Request& request,
                                  std::uint64_t caller) const {
   RulesInForce::Use program = impl_->use(local());
   if (rule >= program->compiled_rules.size()) return 0;
-  const CompiledRule& compiled = program->compiled_rules[rule];
+  AskedRulePtr asked;
+  const CompiledRule& compiled =
+      impl_->in_place_of(program->compiled_rules[rule], request.limit, asked);
   if (caller == 0) return compiled.limit;
   std::string key;
   const std::uint64_t has =
@@ -251,9 +303,11 @@ std::shared_ptr<const RuleSet> Limiter::rules(std::uint64_t version) const {
 
 crdt::SeriesId Limiter::series_of(std::uint32_t rule, const Request& request) const {
   RulesInForce::Use program = impl_->use(local());
-  std::string key;
   if (rule >= program->compiled_rules.size()) return {};
-  return impl_->series_of(program->compiled_rules[rule], request, key);
+  AskedRulePtr asked;
+  std::string key;
+  return impl_->series_of(impl_->in_place_of(program->compiled_rules[rule], request.limit, asked),
+                          request, key);
 }
 
 crdt::SeriesId Limiter::rule_identity(std::uint32_t rule) const {
@@ -280,7 +334,9 @@ std::size_t Limiter::series_count() const {
 std::uint64_t Limiter::used(std::uint32_t index, const Request& request, Nanos now) {
   RulesInForce::Use program = impl_->use(local());
   if (index >= program->compiled_rules.size()) return 0;
-  const CompiledRule& compiled = program->compiled_rules[index];
+  AskedRulePtr asked;
+  const CompiledRule& compiled =
+      impl_->in_place_of(program->compiled_rules[index], request.limit, asked);
   std::string key;
   return impl_->used(compiled, impl_->series_of(compiled, request, key), now);
 }
@@ -288,7 +344,9 @@ std::uint64_t Limiter::used(std::uint32_t index, const Request& request, Nanos n
 bool Limiter::would_wait(std::uint32_t index, const Request& request, Nanos now) {
   RulesInForce::Use program = impl_->use(local());
   if (index >= program->compiled_rules.size()) return false;
-  const CompiledRule& compiled = program->compiled_rules[index];
+  AskedRulePtr asked;
+  const CompiledRule& compiled =
+      impl_->in_place_of(program->compiled_rules[index], request.limit, asked);
   std::string key;
   const std::uint64_t cost = mul_saturated(compiled.rule->cost_of(request), request.hits);
   return impl_->would_wait(compiled, impl_->series_of(compiled, request, key), cost, now);

@@ -324,6 +324,7 @@ void Limiter::Impl::share_out(const Program& program) {
   Uint128 said = 0;
   std::uint64_t silent = 0;
   for (const CompiledRule& compiled : program.compiled_rules) {
+    if (compiled.rule->unlimited) continue;
     said += says(*compiled.rule);
     silent += says(*compiled.rule) == 0;
   }
@@ -332,7 +333,9 @@ void Limiter::Impl::share_out(const Program& program) {
   std::vector<SeriesShares::Part> parts;
   for (const CompiledRule& compiled : program.compiled_rules) {
     std::uint64_t part = says(*compiled.rule);
-    if (part == 0) {
+    if (compiled.rule->unlimited) {
+      part = 0;
+    } else if (part == 0) {
       part = fair;
     } else if (said > all) {
       part = static_cast<std::uint64_t>(static_cast<Uint128>(part) * all / said);

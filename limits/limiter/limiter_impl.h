@@ -203,6 +203,12 @@ struct Limiter::Impl {
                                           Items& items);
   [[gnu::noinline]] void add_any(const CompiledRule& compiled, const Request& request, Nanos now,
                                  Local& work, Items& items);
+  /// Of CompiledRule::special.
+  [[gnu::noinline]] void add_special(const CompiledRule& compiled, const Request& request,
+                                     Nanos now, Local& work, Items& items);
+  /// `base`, or what it is with the numbers that come with a request; then `keep` holds that.
+  const CompiledRule& in_place_of(const CompiledRule& base, const RequestLimit& asked,
+                                  AskedRulePtr& keep) const;
 
   static SeriesId id_of(const CompiledRule& compiled, std::string_view value, Local& work) {
     return work.memo.id_of(compiled.hash_number, value, [&compiled](std::string_view text) {

@@ -18,7 +18,8 @@ Ticket Limiter::Impl::reserve(const Request& request, Nanos given, Nanos timeout
   Items& items = work.items[0];
   prepare(request, now, work, items);
   items.kind = RequestKind::check;  // what is held has not passed yet, nor been given back
-  if (items.size() == 0) unmet.note(*program, request);
+  if (items.exempt()) work.count_exempt(items);
+  if (items.size() == 0 && !items.exempt()) unmet.note(*program, request);
   auto reserve_now = [&] { return reserve(request, items, work, now, timeout, out, holder); };
   return request.id.empty() ? reserve_now()
                             : by_id(request, items, *program, now, out, reserve_now);
@@ -41,7 +42,7 @@ Ticket Limiter::Impl::reserve(const Request& request, Items& items, Local& work,
     const std::uint64_t units = cost_of(compiled, part);
     if (!status.allowed || status.degraded || units == 0) continue;
     holds.push_back({item.id, epoch_of(compiled, item, now), compiled.rule->cost_of(part), units,
-                     compiled.limit, compiled.rule->late, status.descriptor});
+                     compiled.limit, compiled.rule->late, status.descriptor, request.limit});
   }
   if (holds.empty()) {
     if (room) reservations.give_room_back(holder);
@@ -69,7 +70,9 @@ SettledHold Limiter::Impl::settle_hold(const Hold& hold, std::uint64_t cost, Nan
   RulesInForce::Use program = use(local());
   // It is there: what holds something is not forgotten.
   with_entry(hold.series, Make::no, [&](SeriesEntry& entry) {
-    CompiledRule compiled = rules.compiled_for(*program, table.rule(entry));
+    const CompiledRule base = rules.compiled_for(*program, table.rule(entry));
+    AskedRulePtr asked;
+    const CompiledRule& compiled = in_place_of(base, hold.limit, asked);
     Item item;
     item.entry = &entry;
     item.id = hold.series;

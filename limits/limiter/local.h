@@ -29,6 +29,7 @@ struct Local {
   std::vector<LogEntry> log;
   std::string key;
   SeriesMemo memo;
+  AskedRules asked;
   std::size_t stripe = take_stripe();
   ~Local() { give_back(stripe); }
 
@@ -45,6 +46,11 @@ struct Local {
     AtomicCounters& counter = program->counters[stripe][status.rule];
     if (status.degraded) add_one(counter.degraded);
     if (status.exhausted_locally) add_one(counter.exhausted_locally);
+  }
+  /// Rules that a request is exempt by had no objection to it.
+  void count_exempt(const Items& all) const {
+    for (const std::uint32_t rule : all.exempt_by())
+      add_one(program->counters[stripe][rule].allowed);
   }
   void add_one(std::atomic<std::uint64_t>& counter) const {
     if (alone()) {

@@ -1,5 +1,7 @@
 #include <weir/limits/limiter/program.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -47,7 +49,15 @@ std::string identity(const Rule& rule) {
   } else if (!rule.key.empty() && rule.key[0] == "escrow") {
     append_text(text, "");
   }
-  for (const std::string& key : rule.key) append_text(text, key);
+  for (std::size_t i = 0; i < rule.key.size(); ++i) {
+    append_text(text, rule.key[i]);
+    const KeyForm form = rule.key_form(i);
+    if (form == KeyForm{}) continue;
+    // As an entry is never empty, what follows is how the one before is counted.
+    append_text(text, "");
+    append_text(text, fmt::format("{} {} {} {} {}", static_cast<unsigned>(form.kind), form.v4,
+                                  form.v6, form.segments, form.ignore_case));
+  }
   return text;
 }
 
@@ -59,7 +69,8 @@ std::vector<Prefilter> prefilters_of(const std::vector<CompiledRule>& compiled_r
     prefilter.compiled = &compiled;
     prefilter.domain = rule.domain;
     prefilter.same_domain = !prefilters.empty() && prefilters.back().domain == rule.domain;
-    prefilter.one_entry = rule.match.empty() && rule.key.size() == 1;
+    prefilter.one_entry =
+        rule.match.empty() && rule.key.size() == 1 && !compiled.formed && !compiled.special;
     if (prefilter.one_entry) prefilter.key = rule.key[0];
     prefilters.push_back(prefilter);
   }
@@ -75,6 +86,8 @@ CompiledRule compile(const Rule& rule, std::uint32_t number, const SeriesId& ide
   std::memcpy(own.data(), &identity, sizeof identity);
   compiled.hash_key = internal::KeyedHash(own);
   compiled.plain_cost = rule.cost_by_method.empty() && rule.cost_by_entry.empty();
+  compiled.formed = !rule.key_forms.empty();
+  compiled.special = rule.unlimited || rule.limit_from_request;
   compiled.default_cost = rule.default_cost;
   compiled.shadow = rule.shadow;
   compiled.escrow = rule.enforcement == Enforcement::escrow;
@@ -99,6 +112,10 @@ CompiledRule compile(const Rule& rule, std::uint32_t number, const SeriesId& ide
     compiled.sub = internal::Divisor(static_cast<std::uint64_t>(shape.sub));
     shape.phase = 0;
     compiled.window = shape;
+  }
+  if (compiled.special) {
+    // An entry's number stands for one rule's numbers: what others count by has the general form.
+    compiled.compact.fits = compiled.small_windows = compiled.plain_windows = false;
   }
   compiled.small = (compiled.compact.fits && !compiled.escrow) || compiled.plain_windows;
   // What the quick way does not know.

@@ -94,6 +94,8 @@ struct CompiledRule {
   std::uint64_t hash_number = 0;            // of hash_key, in all of this process
   internal::KeyedHash hash_key{HashKey{}};  // of the cluster's and the rule's identity in one
   bool plain_cost = false;
+  bool formed = false;   // some entry of its key is not counted as it is (Rule::key_forms)
+  bool special = false;  // an exemption, or of numbers that the request brings: see add_special()
   std::uint64_t default_cost = 1;
   bool shadow = false;
   bool commit = false;  // its answers wait for the disk, where there is one

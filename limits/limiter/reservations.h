@@ -29,6 +29,7 @@ struct Hold {
   std::uint64_t most = ~std::uint64_t{0};  ///< units that may be counted instead: the limit
   Late late = Late::charge;                ///< the rule's
   std::uint16_t descriptor = 0;            ///< of the request, whose hits these are
+  RequestLimit limit = {};                 ///< as the request brought it
 };
 
 /// What became of one hold.

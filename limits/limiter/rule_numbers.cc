@@ -29,6 +29,7 @@ std::unique_ptr<RuleNumbers::Kept> RuleNumbers::kept_of(const crdt::SeriesId& id
   kept->rule.phase = rule.phase;
   kept->rule.durability = rule.durability;
   kept->rule.enforcement = rule.enforcement;
+  kept->rule.limit_from_request = rule.limit_from_request;
   if (is_bucket(rule.algorithm)) {
     kept->bucket = bucket_shape(rule);
     // Rights are no matter of debt: no series of an escrow rule is kept as one.

@@ -57,7 +57,7 @@ std::unique_ptr<Program> RulesInForce::prepare(std::shared_ptr<const RuleSet> ru
   for (auto& stripe : program->counters) {
     stripe = std::make_unique<AtomicCounters[]>(program->compiled_rules.size());
   }
-  if (program->compiled_rules.size() <= kScannedRules)
+  if (program->compiled_rules.size() <= kScannedRules && program->rules->each_alone())
     program->prefilters = prefilters_of(program->compiled_rules);
   return program;
 }

@@ -3,13 +3,18 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <numeric>
 #include <span>
+#include <string>
 #include <tuple>
+#include <utility>
 #include <variant>
 
 #include <weir/limits/matching/address.h>
+#include <weir/limits/matching/number.h>
+#include <weir/limits/matching/path.h>
 
 namespace weir {
 namespace {
@@ -56,13 +61,14 @@ class Entries {
     present_.clear();
     if (place_.size() < key_count) place_.resize(key_count);
   }
-  /// Of two entries with one key, the first counts.
-  void add(std::uint32_t key, std::string_view value) {
-    if (place_[key] != 0) return;
+  /// Of two entries with one key, the first counts: false of the others.
+  bool add(std::uint32_t key, std::string_view value) {
+    if (place_[key] != 0) return false;
     Present& entry = present_.emplace_back();
     entry.value = value;
     entry.key = key;
     place_[key] = static_cast<std::uint32_t>(present_.size());
+    return true;
   }
   Present* find(std::uint32_t key) {
     const std::uint32_t place = place_[key];
@@ -79,6 +85,15 @@ class Entries {
 struct Work {
   Entries entries;
   std::vector<std::uint64_t> bits;
+  std::deque<std::string> texts;  // views of values; they stay where they are
+  std::size_t texts_used = 0;
+
+  std::string& text() {
+    if (texts_used == texts.size()) texts.emplace_back();
+    std::string& next = texts[texts_used++];
+    next.clear();
+    return next;
+  }
 };
 
 Work& work() {
@@ -109,8 +124,7 @@ void sort(std::span<std::uint32_t> numbers, std::size_t limit, std::vector<std::
 bool address_of(Present& entry, Uint128& out) {
   if (entry.parse == Present::Parse::not_yet) {
     internal::Address address{};
-    bool is_ipv4 = false;
-    const bool good = internal::parse_address(entry.value, address, is_ipv4);
+    const bool good = internal::read_address(entry.value, address);
     entry.parse = good ? Present::Parse::address : Present::Parse::other;
     entry.address = number_of(address);
   }
@@ -221,7 +235,12 @@ class RuleIndex::Builder {
   };
   struct Condition {
     What what;
+    std::uint32_t variant = 0;
+  };
+  /// A rule, with one of the values of the list in it that it is looked up by.
+  struct Variant {
     std::uint32_t rule = 0;
+    Range others;  // in others_
   };
   struct Pending {
     std::uint32_t node = 0;
@@ -236,13 +255,16 @@ class RuleIndex::Builder {
   const std::vector<Rule>& rules_;
   RuleIndex& index_;
   std::map<std::string_view, std::uint32_t> keys_;
+  std::map<std::pair<std::uint32_t, View>, std::uint32_t> views_;  // by the key's number
+  std::vector<Variant> variants_;                                  // in rule order
+  std::vector<const Match*> others_;  // of a rule: what is left to check of all its variants
   std::vector<Condition> conditions_;
   std::vector<What> distinct_;           // sorted
   std::vector<double> weights_;          // of distinct_: the share of requests that may meet it
   std::vector<std::uint32_t> by_rank_;   // in distinct_
-  std::vector<std::uint32_t> sequence_;  // of all rules: ranks, ascending
-  std::vector<std::uint32_t> begin_;     // of a rule's in sequence_, and one more
-  std::vector<std::uint32_t> order_;     // rules by their sequences
+  std::vector<std::uint32_t> sequence_;  // of all variants: ranks, ascending
+  std::vector<std::uint32_t> begin_;     // of a variant's in sequence_, and one more
+  std::vector<std::uint32_t> order_;     // variants by their sequences
   std::vector<Pending> pending_;
 
   void number_keys() {
@@ -257,52 +279,164 @@ class RuleIndex::Builder {
     index_.keys_.finish();
   }
 
-  void collect(std::uint32_t rule) {
-    const std::size_t first = conditions_.size();
-    add_exact(rule, kDomain, rules_[rule].domain);
-    for (const Match& match : rules_[rule].match) {
-      const std::uint32_t key = keys_.find(match.key)->second;
-      What what;
-      what.key = key;
-      if (const auto* exact = std::get_if<MatchExact>(&match.matcher)) {
-        add_exact(rule, key, exact->value);
-        continue;
-      }
-      if (const auto* prefix = std::get_if<MatchPrefix>(&match.matcher)) {
-        what.kind = Kind::prefix;
-        what.text = prefix->prefix;
-      } else if (const auto* cidr = std::get_if<MatchCidr>(&match.matcher)) {
-        what.kind = Kind::cidr;
-        what.bits = std::min(cidr->bits, 128u);
-        what.network = number_of(cidr->network) & mask_of(what.bits);
-      } else if (std::holds_alternative<MatchAbsent>(match.matcher)) {
-        what.kind = Kind::absent;
-      } else {
-        what.kind = Kind::any;
-      }
-      conditions_.push_back({what, rule});
+  /// The number of what is made of an entry's value.
+  std::uint32_t view_of(std::uint32_t key, View view) {
+    const auto [at, fresh] = views_.try_emplace({key, view}, 0);
+    if (fresh) {
+      at->second = index_.key_count_++;
+      index_.views_.resize(index_.key_count_, Views{});
+      index_.views_[key][view] = at->second;
     }
-    for (const std::string& name : rules_[rule].key) {
+    return at->second;
+  }
+
+  void collect(std::uint32_t rule) {
+    const Rule& from = rules_[rule];
+    const Match* list = list_of(from);
+    std::vector<What> what{exact(kDomain, from.domain)};
+    const auto others = static_cast<std::uint32_t>(others_.size());
+    for (const Match& match : from.match) {
+      if (&match != list) add(match, keys_.find(match.key)->second, what);
+    }
+    for (const std::string& name : from.key) {
       const std::uint32_t key = keys_.find(name)->second;
       const bool implied =
-          std::any_of(conditions_.begin() + static_cast<std::ptrdiff_t>(first), conditions_.end(),
-                      [key](const Condition& each) {
-                        return each.what.key == key && each.what.kind != Kind::absent;
-                      });
-      if (implied) continue;
-      What what;
-      what.key = key;
-      conditions_.push_back({what, rule});
+          std::any_of(from.match.begin(), from.match.end(),
+                      [&](const Match& match) { return match.key == name && match.needs_entry(); });
+      if (!implied) what.push_back({Kind::any, key, 0, {}, 0, 0});
+    }
+    const Range range{others, size_of(others_)};
+    if (list == nullptr) return add_variant(rule, range, what);
+    what.emplace_back();
+    const std::uint32_t key = keys_.find(list->key)->second;
+    if (const auto* values = std::get_if<MatchIn>(&list->matcher)) {
+      std::vector<std::string_view> distinct(values->values.begin(), values->values.end());
+      std::sort(distinct.begin(), distinct.end());
+      distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+      for (const std::string_view value : distinct) {
+        what.back() = exact(key, value);
+        add_variant(rule, range, what);
+      }
+      return;
+    }
+    std::vector<What> networks;
+    for (const MatchCidr& each : std::get<MatchCidrs>(list->matcher).networks) {
+      networks.push_back(network(key, each));
+    }
+    std::sort(networks.begin(), networks.end());
+    // Those inside another one are met with it, and the rule is to be found once.
+    const What* outer = nullptr;
+    for (const What& each : networks) {
+      if (outer != nullptr && takes_in(*outer, each)) continue;
+      outer = &each;
+      what.back() = each;
+      add_variant(rule, range, what);
     }
   }
 
-  void add_exact(std::uint32_t rule, std::uint32_t key, std::string_view value) {
-    What what;
-    what.kind = Kind::exact;
-    what.key = key;
-    what.hash = TextMap::hash_text(value);
-    what.text = value;
-    conditions_.push_back({what, rule});
+  void add_variant(std::uint32_t rule, Range others, const std::vector<What>& what) {
+    const std::uint32_t variant = size_of(variants_);
+    variants_.push_back({rule, others});
+    for (const What& each : what) conditions_.push_back({each, variant});
+  }
+
+  /// The list by which the rule is looked up: the longest, if there is one and room for it.
+  const Match* list_of(const Rule& rule) const {
+    constexpr std::size_t kMaxVariants = 1u << 20;
+    const Match* longest = nullptr;
+    std::size_t most = 0;
+    for (const Match& match : rule.match) {
+      const auto* values = std::get_if<MatchIn>(&match.matcher);
+      const auto* networks = std::get_if<MatchCidrs>(&match.matcher);
+      const std::size_t size = values != nullptr     ? values->values.size()
+                               : networks != nullptr ? networks->networks.size()
+                                                     : 0;
+      if (match.negated || size <= most) continue;
+      longest = &match;
+      most = size;
+    }
+    return variants_.size() + most > kMaxVariants ? nullptr : longest;
+  }
+
+  /// What edges can say of a matcher goes to `what`, the rest to others_.
+  void add(const Match& match, std::uint32_t key, std::vector<What>& what) {
+    const Matcher& matcher = match.matcher;
+    if (std::holds_alternative<MatchAbsent>(matcher)) {
+      what.push_back({match.negated ? Kind::any : Kind::absent, key, 0, {}, 0, 0});
+    } else if (match.negated) {
+      others_.push_back(&match);
+    } else if (const auto* value = std::get_if<MatchExact>(&matcher)) {
+      what.push_back(exact(key, value->value));
+    } else if (const auto* prefix = std::get_if<MatchPrefix>(&matcher)) {
+      what.push_back({Kind::prefix, key, 0, prefix->prefix, 0, 0});
+    } else if (const auto* cidr = std::get_if<MatchCidr>(&matcher)) {
+      what.push_back(network(key, *cidr));
+    } else if (const auto* suffix = std::get_if<MatchSuffix>(&matcher)) {
+      what.push_back(ends_with(key, suffix->suffix));
+    } else if (const auto* number = std::get_if<MatchNumber>(&matcher)) {
+      what.push_back(range(key, *number));
+    } else if (const auto* path = std::get_if<MatchPath>(&matcher)) {
+      const View view = path->ignore_case ? View::folded_path : View::path;
+      const std::string_view text = kept(view, path->path);
+      what.push_back(path->below ? What{Kind::prefix, view_of(key, view), 0, text, 0, 0}
+                                 : exact(view_of(key, view), text));
+    } else {
+      what.push_back({Kind::any, key, 0, {}, 0, 0});
+      if (const auto* glob = std::get_if<MatchGlob>(&matcher)) narrow(*glob, key, what.back());
+      if (!std::holds_alternative<MatchAny>(matcher)) others_.push_back(&match);
+    }
+  }
+
+  /// Finds a pattern by what it begins with, or else by what it ends with.
+  void narrow(const MatchGlob& glob, std::uint32_t key, What& what) {
+    std::string begins;
+    std::string ends;
+    bool wild = false;
+    for (std::size_t i = 0; i < glob.pattern.size(); ++i) {
+      char c = glob.pattern[i];
+      const bool escaped = c == '\\' && i + 1 < glob.pattern.size();
+      if (escaped) c = glob.pattern[++i];
+      if (!escaped && (c == '*' || c == '?')) {
+        wild = true;
+        ends.clear();
+      } else {
+        (wild ? ends : begins) += c;
+      }
+    }
+    if (!begins.empty()) {
+      what.kind = Kind::prefix;
+      what.text = index_.texts_.emplace_back(std::move(begins));
+    } else if (!ends.empty()) {
+      what = ends_with(key, ends);
+    }
+  }
+
+  std::string_view kept(View view, std::string_view value) {
+    std::string& text = index_.texts_.emplace_back();
+    make_view(view, value, text);
+    return text;
+  }
+
+  What ends_with(std::uint32_t key, std::string_view suffix) {
+    return {Kind::prefix, view_of(key, View::reversed), 0, kept(View::reversed, suffix), 0, 0};
+  }
+
+  static What exact(std::uint32_t key, std::string_view value) {
+    return {Kind::exact, key, TextMap::hash_text(value), value, 0, 0};
+  }
+
+  /// The bounds stand in `network`, the lower one in front: so ranges are sorted by it.
+  static What range(std::uint32_t key, const MatchNumber& number) {
+    return {Kind::range, key, 0, {}, static_cast<Uint128>(number.low) << 64 | number.high, 0};
+  }
+  static CheckedRange bounds_of(const What& what) {
+    return {static_cast<std::uint64_t>(what.network >> 64),
+            static_cast<std::uint64_t>(what.network)};
+  }
+
+  static What network(std::uint32_t key, const MatchCidr& cidr) {
+    const unsigned bits = std::min(cidr.bits, 128u);
+    return {Kind::cidr, key, 0, {}, number_of(cidr.network) & mask_of(bits), bits};
   }
 
   /// Fills distinct_ and weights_; conditions_ are sorted alike.
@@ -380,26 +514,28 @@ class RuleIndex::Builder {
     std::vector<std::uint32_t> rank_of(distinct_.size());
     for (std::uint32_t i = 0; i < by_rank_.size(); ++i) rank_of[by_rank_[i]] = i;
 
-    begin_.assign(rules_.size() + 1, 0);
-    for (const Condition& each : conditions_) ++begin_[each.rule + 1];
+    begin_.assign(variants_.size() + 1, 0);
+    for (const Condition& each : conditions_) ++begin_[each.variant + 1];
     std::partial_sum(begin_.begin(), begin_.end(), begin_.begin());
     sequence_.resize(conditions_.size());
     std::vector<std::uint32_t> next(begin_.begin(), begin_.end() - 1);
     std::uint32_t what = 0;
     for (const Condition& each : conditions_) {
       if (!(distinct_[what] == each.what)) ++what;
-      sequence_[next[each.rule]++] = rank_of[what];
+      sequence_[next[each.variant]++] = rank_of[what];
     }
     conditions_ = {};
   }
 
-  std::uint32_t length(std::uint32_t rule) const { return begin_[rule + 1] - begin_[rule]; }
+  std::uint32_t length(std::uint32_t variant) const {
+    return begin_[variant + 1] - begin_[variant];
+  }
 
   void order_rules() {
-    for (std::size_t rule = 0; rule < rules_.size(); ++rule) {
-      std::sort(sequence_.begin() + begin_[rule], sequence_.begin() + begin_[rule + 1]);
+    for (std::size_t i = 0; i < variants_.size(); ++i) {
+      std::sort(sequence_.begin() + begin_[i], sequence_.begin() + begin_[i + 1]);
     }
-    order_.resize(rules_.size());
+    order_.resize(variants_.size());
     std::iota(order_.begin(), order_.end(), 0);
     std::stable_sort(order_.begin(), order_.end(), [this](std::uint32_t a, std::uint32_t b) {
       return std::lexicographical_compare(
@@ -414,12 +550,17 @@ class RuleIndex::Builder {
     std::uint32_t at = work.rules.begin;
     const bool few = work.rules.end - at <= kScanned;
     node.certain.begin = size_of(index_.certain_);
+    node.candidates.begin = size_of(index_.candidates_);
     // Those without a further condition come first, and among themselves in rule order.
     for (; at < work.rules.end && length(order_[at]) == work.depth; ++at) {
-      index_.certain_.push_back(order_[at]);
+      const Variant& variant = variants_[order_[at]];
+      if (variant.others.begin == variant.others.end) {
+        index_.certain_.push_back(variant.rule);
+      } else {
+        add_candidate(order_[at], work.depth);
+      }
     }
     node.certain.end = size_of(index_.certain_);
-    node.candidates.begin = size_of(index_.candidates_);
     if (few) {
       for (; at < work.rules.end; ++at) add_candidate(order_[at], work.depth);
     }
@@ -428,11 +569,12 @@ class RuleIndex::Builder {
     index_.nodes_[work.node] = node;
   }
 
-  void add_candidate(std::uint32_t rule, std::uint32_t depth) {
+  void add_candidate(std::uint32_t number, std::uint32_t depth) {
+    const Variant& variant = variants_[number];
     Candidate candidate;
-    candidate.rule = rule;
+    candidate.rule = variant.rule;
     candidate.checks = size_of(index_.checks_);
-    for (std::uint32_t i = begin_[rule] + depth; i < begin_[rule + 1]; ++i) {
+    for (std::uint32_t i = begin_[number] + depth; i < begin_[number + 1]; ++i) {
       const What& what = distinct_[by_rank_[sequence_[i]]];
       Check check;
       check.kind = what.kind;
@@ -440,10 +582,21 @@ class RuleIndex::Builder {
       if (what.kind == Kind::cidr) {
         check.size = size_of(index_.checked_networks_);
         index_.checked_networks_.push_back({what.network, mask_of(what.bits)});
+      } else if (what.kind == Kind::range) {
+        check.size = size_of(index_.checked_ranges_);
+        index_.checked_ranges_.push_back(bounds_of(what));
       } else {
         check.text = what.text.data();
         check.size = static_cast<std::uint32_t>(what.text.size());
       }
+      index_.checks_.push_back(check);
+    }
+    for (std::uint32_t i = variant.others.begin; i < variant.others.end; ++i) {
+      Check check;
+      check.kind = Kind::other;
+      check.key = keys_.find(others_[i]->key)->second;
+      check.size = size_of(index_.others_);
+      index_.others_.push_back(others_[i]);
       index_.checks_.push_back(check);
     }
     candidate.check_count = size_of(index_.checks_) - candidate.checks;
@@ -513,9 +666,14 @@ class RuleIndex::Builder {
       case Kind::cidr:
         index_.tables_[number].networks = make_networks(begin, end);
         break;
+      case Kind::range:
+        index_.tables_[number].ranges = make_ranges(begin, end);
+        break;
       case Kind::any:
-      case Kind::absent:
         index_.tables_[number].any = begin->target;
+        break;
+      case Kind::absent:  // above
+      case Kind::other:   // nothing leads on by it
         break;
     }
   }
@@ -537,6 +695,50 @@ class RuleIndex::Builder {
       around.push_back(at);
     }
     return {first, size_of(index_.networks_)};
+  }
+
+  std::uint32_t make_ranges(Groups begin, Groups end) {
+    std::vector<std::uint64_t>& all = index_.range_bounds_;
+    const auto first = static_cast<std::ptrdiff_t>(all.size());
+    for (auto at = begin; at != end; ++at) {
+      const CheckedRange range = bounds_of(distinct_[at->what]);
+      if (range.low > 0) all.push_back(range.low);
+      if (range.high < ~std::uint64_t{0}) all.push_back(range.high + 1);
+    }
+    std::sort(all.begin() + first, all.end());
+    all.erase(std::unique(all.begin() + first, all.end()), all.end());
+    RangeTree tree;
+    tree.bounds = {static_cast<std::uint32_t>(first), size_of(all)};
+    tree.leaves = std::bit_ceil(tree.bounds.end - tree.bounds.begin + 1);
+    const auto leaf_of = [&](std::uint64_t number) {
+      return tree.leaves +
+             static_cast<std::uint32_t>(std::upper_bound(all.begin() + first, all.end(), number) -
+                                        (all.begin() + first));
+    };
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;  // a node's, and where it leads
+    for (auto at = begin; at != end; ++at) {
+      const CheckedRange range = bounds_of(distinct_[at->what]);
+      if (range.low > range.high) continue;  // no number is within
+      std::uint32_t left = leaf_of(range.low);
+      std::uint32_t right = leaf_of(range.high) + 1;
+      for (; left < right; left /= 2, right /= 2) {
+        if (left % 2 == 1) edges.emplace_back(left++, at->target);
+        if (right % 2 == 1) edges.emplace_back(--right, at->target);
+      }
+    }
+    std::sort(edges.begin(), edges.end());
+    tree.nodes = size_of(index_.range_nodes_);
+    auto edge = edges.begin();
+    for (std::uint32_t node = 0; node < 2 * tree.leaves; ++node) {
+      Range range{size_of(index_.range_targets_), 0};
+      for (; edge != edges.end() && edge->first == node; ++edge) {
+        index_.range_targets_.push_back(edge->second);
+      }
+      range.end = size_of(index_.range_targets_);
+      index_.range_nodes_.push_back(range);
+    }
+    index_.range_trees_.push_back(tree);
+    return size_of(index_.range_trees_) - 1;
   }
 
   struct Branch {
@@ -605,6 +807,11 @@ RuleIndex::RuleIndex(const std::vector<Rule>& rules) : rule_count_(rules.size())
   candidates_.shrink_to_fit();
   checks_.shrink_to_fit();
   checked_networks_.shrink_to_fit();
+  checked_ranges_.shrink_to_fit();
+  range_bounds_.shrink_to_fit();
+  range_nodes_.shrink_to_fit();
+  range_targets_.shrink_to_fit();
+  others_.shrink_to_fit();
   tables_.shrink_to_fit();
   absences_.shrink_to_fit();
   trie_.shrink_to_fit();
@@ -617,7 +824,13 @@ std::size_t RuleIndex::memory() const {
   const auto bytes = [](const auto& list) { return list.capacity() * sizeof(list[0]); };
   return keys_.memory() + exact_.memory() + bytes(nodes_) + bytes(certain_) + bytes(candidates_) +
          bytes(checks_) + bytes(checked_networks_) + bytes(tables_) + bytes(absences_) +
-         bytes(trie_) + bytes(trie_bytes_) + bytes(networks_) + bytes(network_starts_);
+         bytes(trie_) + bytes(trie_bytes_) + bytes(networks_) + bytes(network_starts_) +
+         bytes(checked_ranges_) + bytes(range_trees_) + bytes(range_bounds_) + bytes(range_nodes_) +
+         bytes(range_targets_) + bytes(others_) + bytes(views_) +
+         std::accumulate(texts_.begin(), texts_.end(), std::size_t{0},
+                         [](std::size_t sum, const std::string& text) {
+                           return sum + sizeof text + text.capacity();
+                         });
 }
 
 // Searching
@@ -655,6 +868,9 @@ class RuleIndex::Search {
 
   bool holds(const Check& check) {
     Present* entry = entries_.find(check.key);
+    if (check.kind == Kind::other) {
+      return index_.others_[check.size]->holds(entry == nullptr ? nullptr : &entry->value);
+    }
     if (entry == nullptr) return check.kind == Kind::absent;
     switch (check.kind) {
       case Kind::exact:
@@ -666,9 +882,16 @@ class RuleIndex::Search {
         Uint128 address = 0;
         return address_of(*entry, address) && (address & network.mask) == network.start;
       }
+      case Kind::range: {
+        const CheckedRange& range = index_.checked_ranges_[check.size];
+        std::uint64_t number = 0;
+        return internal::read_number(entry->value, number) && number >= range.low &&
+               number <= range.high;
+      }
       case Kind::any:
         return true;
       case Kind::absent:
+      case Kind::other:
         break;
     }
     return false;
@@ -709,6 +932,7 @@ class RuleIndex::Search {
     if (table.any != kNone) visit(table.any);
     if (table.trie != kNone) follow_prefixes(table.trie, entry.value);
     if (table.networks.begin != table.networks.end) follow_networks(table.networks, entry);
+    if (table.ranges != kNone) follow_ranges(index_.range_trees_[table.ranges], entry.value);
   }
 
   void follow_prefixes(std::uint32_t number, std::string_view rest) {
@@ -723,6 +947,19 @@ class RuleIndex::Search {
       if (found == nullptr) return;
       number = node.children + static_cast<std::uint32_t>(static_cast<const char*>(found) - bytes);
       rest.remove_prefix(1);
+    }
+  }
+
+  void follow_ranges(const RangeTree& tree, std::string_view value) {
+    std::uint64_t number = 0;
+    if (!internal::read_number(value, number)) return;
+    const std::uint64_t* const begin = index_.range_bounds_.data() + tree.bounds.begin;
+    const std::uint64_t* const end = index_.range_bounds_.data() + tree.bounds.end;
+    auto node =
+        tree.leaves + static_cast<std::uint32_t>(std::upper_bound(begin, end, number) - begin);
+    for (; node > 0; node /= 2) {
+      const Range edges = index_.range_nodes_[tree.nodes + node];
+      for (std::uint32_t i = edges.begin; i < edges.end; ++i) visit(index_.range_targets_[i]);
     }
   }
 
@@ -747,17 +984,33 @@ class RuleIndex::Search {
   }
 };
 
+void RuleIndex::make_view(View view, std::string_view value, std::string& out) {
+  if (view == View::reversed) {
+    out.assign(value.rbegin(), value.rend());
+  } else {
+    internal::append_normal_path(value, view == View::folded_path, out);
+  }
+}
+
 void RuleIndex::match(const Request& request, std::vector<std::uint32_t>& out) const {
-  auto& [entries, bits] = work();
+  Work& w = work();
+  Entries& entries = w.entries;
   entries.begin(key_count_);
+  w.texts_used = 0;
   entries.add(kDomain, request.domain);
   for (const Entry& entry : request.descriptor) {
     const std::uint32_t key = keys_.find(0, entry.key, TextMap::hash_text(entry.key));
-    if (key != kNone) entries.add(key, entry.value);
+    if (key == kNone || !entries.add(key, entry.value) || views_.empty()) continue;
+    for (std::size_t view = 0; view < views_[key].size(); ++view) {
+      if (views_[key][view] == 0) continue;
+      std::string& text = w.text();
+      make_view(static_cast<View>(view), entry.value, text);
+      entries.add(views_[key][view], text);
+    }
   }
   const std::size_t first = out.size();
   Search(*this, entries, out).visit(0);
-  sort(std::span(out).subspan(first), rule_count_, bits);
+  sort(std::span(out).subspan(first), rule_count_, w.bits);
 }
 
 }  // namespace weir

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -17,9 +20,16 @@ namespace weir {
 /// A rule is a set of conditions: its domain, its matchers, and the presence of its key entries.
 /// Each rule's conditions are put in one order, the most selective first, and the rules form a tree
 /// over these sequences. From a node, hash tables lead on for exact values, radix trees for
-/// prefixes, sorted nested networks for CIDRs, and lists for presence and absence. Where at most
+/// prefixes, sorted nested networks for CIDRs, segment trees for ranges of numbers, and lists for
+/// presence and absence. Where at most
 /// kScanned rules are left, they stand in a list with the conditions that remain to be checked. A
 /// request follows every edge that holds for it; every rule stands in one place.
+///
+/// Some conditions are asked of a view of a value: its path in one spelling, or the value
+/// backwards, whose prefixes are its suffixes. A view is an entry as others are, and is made only
+/// of entries of which some rule asks for it. A rule with a list of values or networks stands in
+/// the tree once for each of them. What no edge can say (what must not hold, patterns, further
+/// lists) is checked of the rules that the others lead to.
 ///
 /// How selective a condition is, is guessed from the rules: the values that they name for an entry
 /// stand for the values that requests have. A wrong guess costs time only.
@@ -49,7 +59,7 @@ class RuleIndex {
   class Search;
 
   /// In this order where two are equally selective.
-  enum class Kind : std::uint8_t { exact, cidr, prefix, any, absent };
+  enum class Kind : std::uint8_t { exact, cidr, prefix, range, any, absent, other };
 
   /// From (owner, text) to a number. Sorted by hash, with a directory over the hashes' first bits.
   class TextMap {
@@ -95,7 +105,9 @@ class RuleIndex {
   /// A condition that remains to be checked.
   struct Check {
     const char* text = nullptr;
-    std::uint32_t size = 0;  ///< of the text; for a CIDR, an index into checked_networks_
+    /// Of the text; for a CIDR, an index into checked_networks_; for a range, into checked_ranges_;
+    /// for `other`, into others_.
+    std::uint32_t size = 0;
     std::uint32_t key = 0;
     Kind kind = Kind::any;
     std::string_view view() const { return {text, size}; }
@@ -103,6 +115,12 @@ class RuleIndex {
   struct CheckedNetwork {
     Uint128 start = 0;
     Uint128 mask = 0;
+  };
+
+  /// Numbers from `low` to `high`.
+  struct CheckedRange {
+    std::uint64_t low = 0;
+    std::uint64_t high = 0;
   };
 
   struct Candidate {
@@ -116,13 +134,23 @@ class RuleIndex {
     std::uint32_t end = 0;
   };
 
+  /// A segment tree over the parts into which bounds cut all numbers. A node has the edges of the
+  /// ranges that hold all of its parts and not all of its parent's, so that those which hold a
+  /// number are the ones on the way from its part to the root.
+  struct RangeTree {
+    Range bounds;              ///< in range_bounds_: where a part begins, but for the first
+    std::uint32_t leaves = 0;  ///< a power of two, more than there are bounds
+    std::uint32_t nodes = 0;   ///< the first in range_nodes_; node 1 is the root
+  };
+
   /// The edges that one entry, if it is there, opens.
   struct Table {
     std::uint32_t key = 0;
     std::uint32_t any = kNone;
     std::uint32_t trie = kNone;
-    Range networks;      ///< in networks_ and network_starts_
-    bool exact = false;  ///< exact_ has edges under this table's index
+    std::uint32_t ranges = kNone;  ///< in range_trees_
+    Range networks;                ///< in networks_ and network_starts_
+    bool exact = false;            ///< exact_ has edges under this table's index
   };
   struct Absence {
     std::uint32_t key = 0;
@@ -135,6 +163,13 @@ class RuleIndex {
     Range tables;      ///< in tables_, by key
     Range absences;    ///< in absences_
   };
+
+  /// What may be made of a value.
+  enum View : std::uint8_t { path, folded_path, reversed };
+  /// By View; 0: nobody asks for it.
+  using Views = std::array<std::uint32_t, 3>;
+
+  static void make_view(View view, std::string_view value, std::string& out);
 
   static constexpr std::uint32_t kNone = 0xFFFF'FFFF;
   /// The domain is an entry as others are, with this key and always there.
@@ -149,6 +184,14 @@ class RuleIndex {
   std::vector<Candidate> candidates_;
   std::vector<Check> checks_;
   std::vector<CheckedNetwork> checked_networks_;
+  std::vector<CheckedRange> checked_ranges_;
+  std::vector<RangeTree> range_trees_;
+  std::vector<std::uint64_t> range_bounds_;
+  std::vector<Range> range_nodes_;            // in range_targets_
+  std::vector<std::uint32_t> range_targets_;  // nodes that edges lead to
+  std::vector<const Match*> others_;          // of the rules
+  std::vector<Views> views_;                  // by the number of a key, or none
+  std::deque<std::string> texts_;             // that are in no rule
   std::vector<Table> tables_;
   std::vector<Absence> absences_;
   std::vector<TrieNode> trie_;

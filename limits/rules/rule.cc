@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -11,8 +10,9 @@
 #include <weir/limits/algorithms/log_window.h>
 #include <weir/limits/bounds.h>
 #include <weir/limits/escrow/escrow_bucket.h>
-#include <weir/limits/matching/address.h>
 #include <weir/limits/matching/rule_index.h>
+#include <weir/limits/rules/rule_checks.h>
+#include <weir/limits/rules/rule_choice.h>
 #include <weir/limits/rules/rule_origin.h>
 #include <weir/limits/text/duration.h>
 #include <weir/limits/text/number.h>
@@ -23,43 +23,22 @@ namespace {
 
 constexpr std::size_t kFewRules = 3;
 
-using internal::Address;
-using internal::parse_address;
+/// One that takes longer to look through than the rule to look up.
+bool has_long_list(const Rule& rule) {
+  constexpr std::size_t kLong = 8;
+  return std::any_of(rule.match.begin(), rule.match.end(), [](const Match& match) {
+    const auto* values = std::get_if<MatchIn>(&match.matcher);
+    const auto* networks = std::get_if<MatchCidrs>(&match.matcher);
+    return (values != nullptr && values->values.size() > kLong) ||
+           (networks != nullptr && networks->networks.size() > kLong);
+  });
+}
 
 constexpr std::size_t kMaxKey = 16;
 constexpr Nanos kMinWindow = kMillisecond;
 constexpr Nanos kMaxWindow = kMaxDuration;
 constexpr std::uint32_t kMaxSlots = 120;
 constexpr std::uint32_t kMaxMaxDebt = 1000;
-
-bool bits_behind(const MatchCidr& cidr) {
-  for (unsigned bit = cidr.bits; bit < 128; ++bit) {
-    if ((cidr.network[bit / 8] >> (7 - bit % 8)) & 1) return true;
-  }
-  return false;
-}
-
-bool contains(const MatchCidr& cidr, const Address& address) {
-  const unsigned bits = std::min(cidr.bits, 128u);
-  const unsigned whole = bits / 8;
-  if (std::memcmp(cidr.network.data(), address.data(), whole) != 0) return false;
-  const unsigned rest = bits % 8;
-  return rest == 0 || (cidr.network[whole] ^ address[whole]) >> (8 - rest) == 0;
-}
-
-struct Holds {
-  const std::string_view* value;  ///< null: the entry is not there
-
-  bool operator()(const MatchExact& m) const { return value && *value == m.value; }
-  bool operator()(const MatchPrefix& m) const { return value && value->starts_with(m.prefix); }
-  bool operator()(const MatchAny&) const { return value != nullptr; }
-  bool operator()(const MatchAbsent&) const { return value == nullptr; }
-  bool operator()(const MatchCidr& m) const {
-    Address address{};
-    bool is_ipv4 = false;
-    return value && parse_address(*value, address, is_ipv4) && contains(m, address);
-  }
-};
 
 /// Rules made by a program.
 class ProgramOrigin final : public RuleOrigin {
@@ -114,7 +93,13 @@ class Checker {
       index_ = i;
       check_names(rules);
       check_match(rules[i]);
+      internal::check_told(rules[i], fail_);
+      if (rules[i].unlimited) {
+        check_unlimited(rules[i]);
+        continue;
+      }
       check_key(rules[i]);
+      check_from_request(rules[i]);
       check_window(rules[i]);
       check_calendar(rules[i]);
       check_log(rules[i]);
@@ -124,6 +109,14 @@ class Checker {
       check_first_hit(rules[i]);
       check_candidate(rules[i]);
     }
+    internal::check_places(rules,
+                           [this](std::size_t rule, std::string_view path, std::string expected) {
+                             index_ = rule;
+                             const std::string_view field = path.substr(0, path.find('['));
+                             if (errors_.size() >= internal::kMaxErrors || !readable(field)) return;
+                             if (readable("domain") && readable("name"))
+                               fail(path, std::move(expected));
+                           });
   }
 
  private:
@@ -176,24 +169,8 @@ class Checker {
     for (const Match& match : rule.match) {
       const std::string path = internal::field_path("match", match.key);
       check_name(path, match.key);
-      if (const auto* exact = std::get_if<MatchExact>(&match.matcher)) {
-        check_text(path, exact->value);
-      } else if (const auto* prefix = std::get_if<MatchPrefix>(&match.matcher)) {
-        if (prefix->prefix.empty()) {
-          fail(path, "a prefix of at least one byte; to match every value write any");
-        }
-        check_text(path, prefix->prefix);
-      } else if (const auto* cidr = std::get_if<MatchCidr>(&match.matcher)) {
-        if (cidr->bits > 128 || bits_behind(*cidr)) {
-          fail(path, "a network of at most 128 bits with none set behind them");
-        }
-      }
+      internal::check_matcher(match, path, fail_);
     }
-  }
-
-  void check_text(std::string_view path, const std::string& text) {
-    if (text.size() <= kMaxEntryText) return;
-    fail(path, fmt::format("at most {} bytes, got {}", kMaxEntryText, text.size()));
   }
 
   void check_key(const Rule& rule) {
@@ -212,11 +189,62 @@ class Checker {
       }
       if (!readable("match")) continue;
       for (const Match& match : rule.match) {
-        if (match.key != key || !std::holds_alternative<MatchAbsent>(match.matcher)) continue;
+        const bool absent = std::holds_alternative<MatchAbsent>(match.matcher);
+        if (match.key != key || !absent || match.negated) continue;
         fail(path, fmt::format("an entry that can be there: match wants {} absent, so the rule "
                                "would never apply",
                                internal::quoted_text(key)));
       }
+    }
+    internal::check_key_forms(rule, fail_);
+  }
+
+  /// A rule that limits nothing has nothing that says how.
+  void check_unlimited(const Rule& rule) {
+    if (!readable("unlimited") || !readable("group") || !readable("replaces")) return;
+    if (rule.group.empty() && rule.replaces.empty()) {
+      fail("unlimited", "a group or replaces beside it: what it meets is limited by other rules");
+    }
+    for (const std::string_view field :
+         {"key", "limit", "max", "window", "algorithm", "slots", "strict", "burst", "max_debt",
+          "cost", "phase", "enforcement", "durability", "series", "late", "on_failure", "shadow",
+          "headers", "deny"}) {
+      if (origin_.state(index_, field) != State::set) continue;
+      fail(field, fmt::format("no {} with unlimited: true, which counts nothing", field));
+    }
+    if (!rule.key.empty()) fail("key", "none with unlimited: true, which counts nothing");
+    if (rule.shadow) fail("shadow", "false with unlimited: true, which denies nothing");
+  }
+
+  void check_from_request(const Rule& rule) {
+    if (!rule.limit_from_request || !readable("limit")) return;
+    if (readable("max") && rule.limit == 0) {
+      fail("max.limit", "at least 1 with limit: from_request, got 0");
+    }
+    const bool long_lived = static_cast<Uint128>(1 + rule.max_debt) *
+                                static_cast<std::uint64_t>(std::max<Nanos>(rule.window, 0)) >
+                            static_cast<Uint128>(crdt::kMaxLifetime);
+    if (is_bucket(rule.algorithm) && readable("max_debt") && long_lived) {
+      fail("max_debt", fmt::format("(1 + max_debt) times the longest window of at most {}, as any "
+                                   "limit may come with a request",
+                                   format_duration(crdt::kMaxLifetime)));
+    }
+    if (readable("algorithm") && rule.algorithm == Algorithm::sliding_log) {
+      fail("limit", "a number with algorithm sliding_log: it bounds what is remembered");
+    }
+    if (readable("slots") && rule.slots != 1) {
+      fail("slots",
+           fmt::format("1 with limit: from_request, as any window may come, got {}", rule.slots));
+    }
+    if (readable("enforcement") && rule.enforcement != Enforcement::merged) {
+      fail("enforcement",
+           fmt::format("merged with limit: from_request, got {}", to_string(rule.enforcement)));
+    }
+    if (readable("durability") && rule.durability == Durability::reserve) {
+      fail("durability", "async or commit with limit: from_request, got reserve");
+    }
+    if (rule.calendar && readable("window")) {
+      fail("window", "a length of time with limit: from_request");
     }
   }
 
@@ -434,6 +462,9 @@ class Checker {
   const RuleOrigin& origin_;
   Calendars& calendars_;
   std::vector<RuleError>& errors_;
+  const internal::Fail fail_ = [this](std::string_view path, std::string expected) {
+    fail(path, std::move(expected));
+  };
   std::size_t index_ = 0;
   std::map<std::pair<std::string_view, std::string_view>, std::size_t> names_;
 };
@@ -490,6 +521,16 @@ std::string_view to_string(Enforcement enforcement) {
   return "unknown";
 }
 
+std::string_view to_string(GroupOrder order) {
+  switch (order) {
+    case GroupOrder::listed:
+      return "listed";
+    case GroupOrder::exact:
+      return "exact";
+  }
+  return "unknown";
+}
+
 std::string_view to_string(Late late) {
   switch (late) {
     case Late::charge:
@@ -510,30 +551,6 @@ std::string_view to_string(Phase phase) {
       return "first_hit";
   }
   return "unknown";
-}
-
-std::optional<MatchCidr> parse_cidr(std::string_view text) {
-  const std::size_t slash = text.find('/');
-  MatchCidr cidr;
-  bool is_ipv4 = false;
-  if (!parse_address(text.substr(0, slash), cidr.network, is_ipv4)) return std::nullopt;
-  const unsigned width = is_ipv4 ? 32 : 128;
-  unsigned bits = width;
-  if (slash != std::string_view::npos) {
-    const std::string_view digits = text.substr(slash + 1);
-    if (digits.empty() || digits.size() > 3 || (digits.size() > 1 && digits[0] == '0')) {
-      return std::nullopt;
-    }
-    bits = 0;
-    for (const char c : digits) {
-      if (c < '0' || c > '9') return std::nullopt;
-      bits = bits * 10 + static_cast<unsigned>(c - '0');
-    }
-    if (bits > width) return std::nullopt;
-  }
-  cidr.bits = bits + (128 - width);
-  if (bits_behind(cidr)) return std::nullopt;
-  return cidr;
 }
 
 namespace {
@@ -568,7 +585,7 @@ std::uint64_t Rule::cost_of(const Request& request) const {
 
 bool Rule::matches(const Request& request) const {
   for (const Match& each : match) {
-    if (!std::visit(Holds{request.find(each.key)}, each.matcher)) return false;
+    if (!each.holds(request.find(each.key))) return false;
   }
   return std::all_of(key.begin(), key.end(),
                      [&](const std::string& entry) { return request.find(entry) != nullptr; });
@@ -583,7 +600,11 @@ std::string RuleWarning::to_string() const {
 }
 
 RuleSet::RuleSet(std::vector<Rule> rules)
-    : rules_(std::move(rules)), index_(std::make_unique<RuleIndex>(rules_)) {}
+    : rules_(std::move(rules)), index_(std::make_unique<RuleIndex>(rules_)) {
+  auto choice = std::make_unique<RuleChoice>(rules_);
+  if (!choice->empty()) choice_ = std::move(choice);
+  each_alone_ = choice_ == nullptr && !std::any_of(rules_.begin(), rules_.end(), has_long_list);
+}
 
 RuleSet::~RuleSet() = default;
 
@@ -642,8 +663,9 @@ void RuleSet::match(const Request& request, std::vector<std::uint32_t>& out) con
 void RuleSet::match_one(const Request& request, std::vector<std::uint32_t>& out) const {
   // So few are looked at faster than looked up.
   const std::size_t before = out.size();
-  if (rules_.size() > kFewRules) {
+  if (rules_.size() > kFewRules || !each_alone_) {
     index_->match(request, out);
+    if (choice_ != nullptr) choice_->apply(out, before);
   } else {
     for (std::uint32_t i = 0; i < rules_.size(); ++i) {
       const Rule& rule = rules_[i];

@@ -1,18 +1,18 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
 #include <weir/crdt/time.h>
 #include <weir/limits/algorithms/calendar.h>
+#include <weir/limits/bounds.h>
 #include <weir/limits/request.h>
+#include <weir/limits/rules/match.h>
 
 namespace weir {
 
@@ -47,39 +47,10 @@ std::string_view to_string(Enforcement enforcement);
 std::string_view to_string(Late late);
 std::string_view to_string(Phase phase);
 
-/// What one descriptor entry must be for a rule to apply.
-struct MatchExact {
-  std::string value;
-  bool operator==(const MatchExact&) const = default;
-};
-struct MatchPrefix {
-  std::string prefix;
-  bool operator==(const MatchPrefix&) const = default;
-};
-struct MatchAny {  ///< present, with any value
-  bool operator==(const MatchAny&) const = default;
-};
-struct MatchAbsent {  ///< not in the descriptor
-  bool operator==(const MatchAbsent&) const = default;
-};
-/// An IPv4 or IPv6 network. IPv4 is held as ::ffff:a.b.c.d, so both compare alike; an entry whose
-/// value is no address does not match.
-struct MatchCidr {
-  std::array<std::uint8_t, 16> network{};
-  unsigned bits = 0;  ///< of the 128
-  bool operator==(const MatchCidr&) const = default;
-};
-using Matcher = std::variant<MatchExact, MatchPrefix, MatchAny, MatchAbsent, MatchCidr>;
-
-struct Match {
-  std::string key;
-  Matcher matcher;
-  bool operator==(const Match&) const = default;
-};
-
-/// Parses "10.0.0.0/8" or "2001:db8::/32" (a bare address is one host). Empty if it is neither, or
-/// if bits are set behind the prefix.
-std::optional<MatchCidr> parse_cidr(std::string_view text);
+/// Which rule of a group is the first: that which stands first in the file, or that whose match is
+/// the most exact (docs/rules.md, "Groups").
+enum class GroupOrder : std::uint8_t { listed, exact };
+std::string_view to_string(GroupOrder order);
 
 /// Another limit that a rule is tried with: counted in the same series, reported, never enforced.
 struct Candidate {
@@ -105,6 +76,19 @@ struct Rule {
   /// Descriptor entries that form the series, in this order. A request that lacks one is not
   /// limited by this rule. Empty: one series for the whole rule.
   std::vector<std::string> key;
+  /// How the entries of `key` are counted, by their places; those beyond its end are plain.
+  std::vector<KeyForm> key_forms;
+  /// Of the rules of one group that match, only the first applies. Empty: it is in none.
+  std::string group;
+  GroupOrder group_order = GroupOrder::listed;  ///< all rules of a group have the same
+  /// Names of rules of this domain that do not apply where this one does.
+  std::vector<std::string> replaces;
+  /// It counts nothing and limits nothing, and is there for the rules in whose place it applies.
+  /// All that is said below of limits means nothing then.
+  bool unlimited = false;
+  /// The request brings limit, window and burst (RequestLimit); those of the rule are the most that
+  /// it may bring, and hold where it brings none.
+  bool limit_from_request = false;
   std::uint64_t limit = 0;  ///< units per window; 0 denies everything
   Nanos window = kMinute;   ///< 1 ms to 366 days; not used with a calendar
   /// Fixed windows: days, weeks, months or years of a time zone instead of a length of time.
@@ -149,10 +133,20 @@ struct Rule {
   std::uint64_t series = 0;
   OnFailure on_failure = OnFailure::open;  ///< of escrow rules `closed`: a RuleSet holds that
   bool shadow = false;                     ///< evaluated, counted and reported, but never denies
+  bool hide_headers = false;               ///< HTTP headers say nothing of it
+  /// Where this rule decides a denial: the HTTP status, 429, 503 or 403, and what a person is told;
+  /// empty: what is told of every rule.
+  std::uint16_t deny_status = kDenyStatus;
+  std::string deny_message;
+  std::map<std::string, std::string> labels;  ///< of its metrics, by name
 
   /// Units that one hit of this request's first descriptor costs.
   std::uint64_t cost_of(const Request& request) const;
-  /// True if of its first descriptor every match holds and every key entry is present.
+  KeyForm key_form(std::size_t place) const {
+    return place < key_forms.size() ? key_forms[place] : KeyForm{};
+  }
+  /// True if of its first descriptor every match holds and every key entry is present. Whether it
+  /// applies is for RuleSet::match() to say, as another rule may stand in its place.
   bool matches(const Request& request) const;
 
   bool operator==(const Rule&) const = default;
@@ -182,6 +176,7 @@ struct RuleWarning {
 
 class RuleOrigin;  // rule_origin.h
 class RuleIndex;   // rule_index.h
+class RuleChoice;  // rule_choice.h
 
 /// A validated, immutable set of rules. Shared between threads freely.
 class RuleSet {
@@ -200,16 +195,24 @@ class RuleSet {
   const std::vector<Rule>& rules() const { return rules_; }
 
   /// Appends the indices, into rules(), of the rules that apply to `request`, in rule order: those
-  /// of its domain for which Rule::matches is true of any of its descriptors. Allocates nothing if
-  /// `out` has room, but for a thread's first calls. Costs well below 1 us for thousands of rules
-  /// of which few apply.
+  /// of its domain for which Rule::matches is true of any of its descriptors, without those in
+  /// whose place another one of that descriptor applies (Rule::group, Rule::replaces). Allocates
+  /// nothing if `out` has room, but for a thread's first calls. Costs well below 1 us for thousands
+  /// of rules of which few apply.
   void match(const Request& request, std::vector<std::uint32_t>& out) const;
+
+  /// Whether a rule applies depends on no other rule, and Rule::matches() says so with few
+  /// comparisons: where rules are few, it may be asked of each.
+  bool each_alone() const { return each_alone_; }
 
  private:
   explicit RuleSet(std::vector<Rule> rules);
   void match_one(const Request& request, std::vector<std::uint32_t>& out) const;
   std::vector<Rule> rules_;
   std::unique_ptr<const RuleIndex> index_;  // it refers to rules_
+  std::unique_ptr<const RuleChoice>
+      choice_;  // null: there are no groups, and none replaces another
+  bool each_alone_ = true;
 };
 
 }  // namespace weir

@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <string>
 #include <utility>
+
+#include <weir/limits/text/utf8.h>
 
 namespace weir::internal {
 namespace {
@@ -51,19 +54,78 @@ std::string tries_nothing(const Rule& rule) {
   return same ? "the same as the limit: it would deny the same" : "";
 }
 
+bool is_digits(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+/// Of a descriptor entry's name that no request is likely to have: why.
+std::string odd_name(std::string_view name) {
+  const std::size_t slash = name.rfind('/');
+  if (slash != std::string_view::npos && is_digits(name.substr(slash + 1))) {
+    return fmt::format(
+        "an entry is called {}, so this counts no networks: write {{ {}: {{ v4: 32, "
+        "v6: 64 }} }}",
+        quoted_text(name), name.substr(0, slash));
+  }
+  if (name.find('*') == std::string_view::npos) return {};
+  return fmt::format(
+      "an entry is called {}; no name stands for several: a rule without key counts "
+      "all requests together",
+      quoted_text(name));
+}
+
+/// Of a matcher that most likely holds of no request: why.
+std::string odd_matcher(const Match& match) {
+  const auto* exact = std::get_if<MatchExact>(&match.matcher);
+  const auto* glob = std::get_if<MatchGlob>(&match.matcher);
+  if (glob != nullptr && glob->pattern.find_first_of("*?") == std::string::npos) {
+    return "a pattern without * and ? is a value: write it without glob";
+  }
+  if (exact == nullptr) return {};
+  if (exact->value.find('*') != std::string::npos) {
+    return fmt::format("this is exactly the text {}: a pattern is written {{ glob: {} }}",
+                       quoted_text(exact->value), exact->value);
+  }
+  if (exact->value.find('/') != std::string::npos && parse_cidr(exact->value)) {
+    return fmt::format("this is exactly the text {}: a network is written {{ cidr: {} }}",
+                       quoted_text(exact->value), exact->value);
+  }
+  return {};
+}
+
+class Warnings {
+ public:
+  Warnings(const RuleOrigin& origin, std::vector<RuleWarning>& out) : origin_(origin), out_(out) {}
+
+  void add(std::size_t rule, std::string_view path, std::string text) {
+    if (text.empty() || out_.size() >= kMaxErrors) return;
+    RuleError at = origin_.error(rule, path);
+    out_.push_back({at.file, at.line, at.column, at.field, std::move(text)});
+  }
+
+ private:
+  const RuleOrigin& origin_;
+  std::vector<RuleWarning>& out_;
+};
+
 }  // namespace
 
 std::vector<RuleWarning> rule_warnings(const std::vector<Rule>& rules, const RuleOrigin& origin) {
   std::vector<RuleWarning> out;
+  Warnings warnings(origin, out);
   for (std::size_t i = 0; i < rules.size() && out.size() < kMaxErrors; ++i) {
-    const auto warn = [&](std::string_view field, std::string text) {
-      if (text.empty()) return;
-      const RuleError at = origin.error(i, field);
-      out.push_back({at.file, at.line, at.column, at.field, std::move(text)});
-    };
-    warn(rules[i].strict ? "strict" : "limit", held_back(rules[i]));
-    warn("count_denied", counts_in_vain(rules[i]));
-    warn("candidate", tries_nothing(rules[i]));
+    const Rule& rule = rules[i];
+    for (const Match& match : rule.match) {
+      const std::string path = field_path("match", match.key);
+      warnings.add(i, path, odd_name(match.key));
+      warnings.add(i, path, odd_matcher(match));
+    }
+    for (std::size_t k = 0; k < rule.key.size(); ++k) {
+      warnings.add(i, fmt::format("key[{}]", k), odd_name(rule.key[k]));
+    }
+    warnings.add(i, rule.strict ? "strict" : "limit", held_back(rule));
+    warnings.add(i, "count_denied", counts_in_vain(rule));
+    warnings.add(i, "candidate", tries_nothing(rule));
   }
   return out;
 }

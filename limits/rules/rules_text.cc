@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <string_view>
+#include <vector>
 
 #include <weir/limits/text/duration.h>
 #include <weir/limits/text/utf8.h>
@@ -29,17 +31,136 @@ std::string cidr_text(const MatchCidr& cidr) {
   return fmt::format("{}/{}", out, cidr.bits);
 }
 
-struct MatcherText {
-  std::string operator()(const MatchExact& m) const { return quoted(m.value); }
-  std::string operator()(const MatchPrefix& m) const {
-    return fmt::format("{{prefix: {}}}", quoted(m.prefix));
-  }
+template <typename List, typename Text>
+std::string joined(const List& list, Text text) {
+  std::string out;
+  for (const auto& each : list) out += (out.empty() ? "" : ", ") + text(each);
+  return out;
+}
+
+/// A list of what `text` makes of each.
+template <typename List, typename Text>
+std::string list_text(const List& list, Text text) {
+  return "[" + joined(list, text) + "]";
+}
+
+/// As a form stands in a map; without a name where it is a word of its own.
+struct FormText {
+  std::string operator()(const MatchExact& m) const { return "exact: " + quoted(m.value); }
+  std::string operator()(const MatchIn& m) const { return "in: " + list_text(m.values, quoted); }
+  std::string operator()(const MatchPrefix& m) const { return "prefix: " + quoted(m.prefix); }
+  std::string operator()(const MatchSuffix& m) const { return "suffix: " + quoted(m.suffix); }
+  std::string operator()(const MatchGlob& m) const { return "glob: " + quoted(m.pattern); }
   std::string operator()(const MatchAny&) const { return "any"; }
   std::string operator()(const MatchAbsent&) const { return "absent"; }
-  std::string operator()(const MatchCidr& m) const {
-    return fmt::format("{{cidr: {}}}", quoted(cidr_text(m)));
+  std::string operator()(const MatchCidr& m) const { return "cidr: " + quoted(cidr_text(m)); }
+  std::string operator()(const MatchCidrs& m) const {
+    return "cidr: " +
+           list_text(m.networks, [](const MatchCidr& each) { return quoted(cidr_text(each)); });
+  }
+  std::string operator()(const MatchPath& m) const {
+    return fmt::format("{}: {}{}", m.below ? "under" : "path", quoted(m.path),
+                       m.ignore_case ? ", ignore_case: true" : "");
+  }
+  std::string operator()(const MatchNumber& m) const {
+    const bool bounded = m.high < std::numeric_limits<std::uint64_t>::max();
+    return fmt::format("at_least: {}{}", m.low,
+                       bounded ? fmt::format(", at_most: {}", m.high) : std::string());
   }
 };
+
+bool is_word(const Match& match) {
+  return std::holds_alternative<MatchAny>(match.matcher) ||
+         std::holds_alternative<MatchAbsent>(match.matcher);
+}
+
+std::string one_text(const Match& match) {
+  if (const auto* exact = std::get_if<MatchExact>(&match.matcher)) return quoted(exact->value);
+  const std::string form = std::visit(FormText{}, match.matcher);
+  return is_word(match) ? form : "{" + form + "}";
+}
+
+/// All that a rule asks of one entry, the first of which stands at `first`.
+std::string entry_text(const std::vector<Match>& all, std::size_t first) {
+  std::vector<const Match*> held;
+  std::vector<const Match*> not_held;
+  for (std::size_t i = first; i < all.size(); ++i) {
+    if (all[i].key == all[first].key) (all[i].negated ? not_held : held).push_back(&all[i]);
+  }
+  if (held.size() == 1 && not_held.empty()) return one_text(*held[0]);
+  std::string out;
+  for (const Match* match : held) {
+    // "any" is what every other form says as well.
+    if (is_word(*match)) not_held.push_back(match);
+    if (!is_word(*match)) out += (out.empty() ? "" : ", ") + std::visit(FormText{}, match->matcher);
+  }
+  if (not_held.empty()) return "{" + out + "}";
+  const std::string none = list_text(not_held, [](const Match* match) {
+    if (match->negated) return one_text(*match);
+    return std::string(std::holds_alternative<MatchAny>(match->matcher) ? "absent" : "any");
+  });
+  return fmt::format("{{{}{}not: {}}}", out, out.empty() ? "" : ", ", none);
+}
+
+std::string match_text(const std::vector<Match>& all) {
+  std::string out;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const bool written = std::any_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(i),
+                                     [&](const Match& match) { return match.key == all[i].key; });
+    if (written) continue;
+    out += fmt::format("{}{}: {}", out.empty() ? "" : ", ", quoted(all[i].key), entry_text(all, i));
+  }
+  return "{" + out + "}";
+}
+
+std::string key_text(const Rule& rule) {
+  std::string out;
+  for (std::size_t i = 0; i < rule.key.size(); ++i) {
+    const KeyForm form = rule.key_form(i);
+    const std::string name = quoted(rule.key[i]);
+    out += out.empty() ? "" : ", ";
+    switch (form.kind) {
+      case KeyForm::Kind::plain:
+        out += name;
+        break;
+      case KeyForm::Kind::lower:
+        out += fmt::format("{{{}: lower}}", name);
+        break;
+      case KeyForm::Kind::address:
+        out += fmt::format("{{{}: {{v4: {}, v6: {}}}}}", name, form.v4, form.v6);
+        break;
+      case KeyForm::Kind::path:
+        out += fmt::format("{{{}: {{segments: {}, ignore_case: {}}}}}", name, form.segments,
+                           form.ignore_case);
+        break;
+    }
+  }
+  return "[" + out + "]";
+}
+
+/// Where it stands among other rules, and what only it may say.
+template <typename Field>
+void place_text(const Rule& rule, Field field) {
+  if (!rule.group.empty()) {
+    field("group",
+          fmt::format("{{name: {}, order: {}}}", quoted(rule.group), to_string(rule.group_order)));
+  }
+  if (!rule.replaces.empty()) field("replaces", list_text(rule.replaces, quoted));
+  if (rule.unlimited) field("unlimited", "true");
+  if (rule.labels.empty()) return;
+  field("labels", "{" + joined(rule.labels, [](const auto& label) {
+                    return fmt::format("{}: {}", quoted(label.first), quoted(label.second));
+                  }) + "}");
+}
+
+/// What callers are told, where it is not what they are told of every rule.
+template <typename Field>
+void told_text(const Rule& rule, Field field) {
+  if (rule.hide_headers) field("headers", "hide");
+  if (rule.deny_status == kDenyStatus && rule.deny_message.empty()) return;
+  field("deny",
+        fmt::format("{{status: {}, message: {}}}", rule.deny_status, quoted(rule.deny_message)));
+}
 
 std::string window_text(const Rule& rule) {
   if (!rule.calendar) return format_duration(rule.window);
@@ -81,19 +202,20 @@ std::string rule_text(const Rule& rule) {
   const auto field = [&out](std::string_view name, std::string_view value) {
     out += fmt::format("    {}: {}\n", name, value);
   };
-  if (!rule.match.empty()) {
-    std::string match;
-    for (const Match& each : rule.match) {
-      match += fmt::format("{}{}: {}", match.empty() ? "" : ", ", quoted(each.key),
-                           std::visit(MatcherText{}, each.matcher));
-    }
-    field("match", "{" + match + "}");
+  if (!rule.match.empty()) field("match", match_text(rule.match));
+  place_text(rule, field);
+  if (rule.unlimited) return out;
+  field("key", key_text(rule));
+  if (rule.limit_from_request) {
+    const bool bucket = is_bucket(rule.algorithm);
+    field("limit", "from_request");
+    field("max",
+          fmt::format("{{limit: {}, window: {}{}}}", rule.limit, format_duration(rule.window),
+                      bucket ? fmt::format(", burst: {}", rule.burst) : std::string()));
+  } else {
+    field("limit", std::to_string(rule.limit));
+    field("window", window_text(rule));
   }
-  std::string key;
-  for (const std::string& entry : rule.key) key += (key.empty() ? "" : ", ") + quoted(entry);
-  field("key", "[" + key + "]");
-  field("limit", std::to_string(rule.limit));
-  field("window", window_text(rule));
   field("algorithm", to_string(rule.algorithm));
   if (rule.algorithm == Algorithm::sliding_window) {
     field("slots", std::to_string(rule.slots));
@@ -101,7 +223,7 @@ std::string rule_text(const Rule& rule) {
   }
   if (is_bucket(rule.algorithm)) {
     // 0 is what a limit of 0 makes of it.
-    if (rule.burst > 0) field("burst", std::to_string(rule.burst));
+    if (rule.burst > 0 && !rule.limit_from_request) field("burst", std::to_string(rule.burst));
     field("max_debt", std::to_string(rule.max_debt));
   }
   field("cost", cost_text(rule));
@@ -115,6 +237,7 @@ std::string rule_text(const Rule& rule) {
   if (rule.series > 0) field("series", std::to_string(rule.series));
   field("on_failure", to_string(rule.on_failure));
   field("shadow", rule.shadow ? "true" : "false");
+  told_text(rule, field);
   return out;
 }
 

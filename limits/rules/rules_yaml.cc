@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include <weir/limits/rules/match_yaml.h>
 #include <weir/limits/rules/rule_origin.h>
 #include <weir/limits/rules/rule_warnings.h>
 #include <weir/limits/series/keyed_hash.h>
@@ -204,16 +205,26 @@ class RulesReader final : public RuleOrigin {
   void read_rule(const Value& value, Site site, const std::string& domain) {
     Rule rule;
     rule.domain = domain;
+    // These say which others must be there.
+    const bool unlimited = says(value, "unlimited", "true");
+    const bool from_request = !unlimited && says(value, "limit", "from_request");
     auto fields = read_.mapping(
         value,
         {{"name", [&](const Value& v) { return read_.text(v, "a name", rule.name); },
           "a name that is unique in its domain"},
-         {"match", [&](const Value& v) { return read_match(v, rule.match); }},
-         {"key", [&](const Value& v) { return read_key(v, rule.key); }},
-         {"limit", [&](const Value& v) { return read_.integer(v, 0, kAny, rule.limit); },
-          "the units that may pass in a window"},
+         {"match", [&](const Value& v) { return internal::read_match(read_, v, rule.match); }},
+         {"key",
+          [&](const Value& v) { return internal::read_key(read_, v, rule.key, rule.key_forms); }},
+         {"group", [&](const Value& v) { return read_group(v, rule); }},
+         {"replaces", [&](const Value& v) { return read_replaces(v, rule.replaces); }},
+         {"unlimited", [&](const Value& v) { return read_bool(v, rule.unlimited); }},
+         {"limit", [&](const Value& v) { return read_limit(v, rule); },
+          unlimited ? "" : "the units that may pass in a window"},
+         {"max", [&](const Value& v) { return read_max(v, rule); },
+          from_request ? "what a request may bring at most, such as { limit: 1000, window: 1d }"
+                       : ""},
          {"window", [&](const Value& v) { return read_window(v, rule); },
-          "a length of time such as 1m"},
+          unlimited || from_request ? "" : "a length of time such as 1m"},
          {"algorithm", [&](const Value& v) { return read_algorithm(v, rule.algorithm); }},
          {"slots", [&](const Value& v) { return read_small(v, rule.slots); }},
          {"strict", [&](const Value& v) { return read_bool(v, rule.strict); }},
@@ -229,25 +240,47 @@ class RulesReader final : public RuleOrigin {
          {"count_denied", [&](const Value& v) { return read_bool(v, rule.count_denied); }},
          {"candidate", [&](const Value& v) { return read_candidate(v, rule.candidate.emplace()); }},
          {"on_failure", [&](const Value& v) { return read_on_failure(v, rule.on_failure); }},
-         {"shadow", [&](const Value& v) { return read_bool(v, rule.shadow); }}});
+         {"shadow", [&](const Value& v) { return read_bool(v, rule.shadow); }},
+         {"headers",
+          [&](const Value& v) {
+            return read_.choice<bool>(v, {{"show", false}, {"hide", true}}, rule.hide_headers);
+          }},
+         {"deny", [&](const Value& v) { return read_deny(v, rule); }},
+         {"labels", [&](const Value& v) { return read_labels(v, rule.labels); }}});
     if (!fields.is_map) return;
+    if (!unlimited && refuse_mixed(value, rule)) return;
     site.rule = value;
     site.unreadable = std::move(fields.bad);
     rules_.push_back(std::move(rule));
     sites_.push_back(std::move(site));
   }
 
-  bool read_small(const Value& value, std::uint32_t& out) {
-    return read_.integer(value, 0, std::numeric_limits<std::uint32_t>::max(), out);
+  bool says(const Value& rule, std::string_view field, std::string_view word) const {
+    if (!read_.is_map(rule)) return false;
+    const std::uint32_t node = tree_.child(rule.node, field);
+    return node != yaml::kNoNode && tree_.nodes[node].plain && tree_.nodes[node].text == word;
   }
 
-  bool read_bool(const Value& value, bool& out) {
-    const std::string* text = read_.scalar(value);
-    if (text == nullptr || !read_.node(value).plain || (*text != "true" && *text != "false")) {
-      return read_.expected(value, "true or false");
+  bool read_bool(const Value& value, bool& out) { return internal::read_bool(read_, value, out); }
+
+  /// Numbers stand in `max` or beside it, as `limit` says.
+  bool refuse_mixed(const Value& value, const Rule& rule) {
+    const auto refuse = [&](std::string_view field, std::string why) {
+      const std::uint32_t node = tree_.child(value.node, field);
+      if (node == yaml::kNoNode) return false;
+      read_.fail(tree_.nodes[node].at, fmt::format("{}.{}", value.path, field), std::move(why));
+      return true;
+    };
+    if (!rule.limit_from_request) return refuse("max", "limit: from_request beside max");
+    bool refused = false;
+    for (const std::string_view field : {"window", "burst"}) {
+      refused |= refuse(field, fmt::format("{} in max with limit: from_request", field));
     }
-    out = *text == "true";
-    return true;
+    return refused;
+  }
+
+  bool read_small(const Value& value, std::uint32_t& out) {
+    return read_.integer(value, 0, std::numeric_limits<std::uint32_t>::max(), out);
   }
 
   bool read_window(const Value& value, Rule& rule) {
@@ -330,85 +363,66 @@ class RulesReader final : public RuleOrigin {
                                    {{"open", OnFailure::open}, {"closed", OnFailure::closed}}, out);
   }
 
-  bool read_key(const Value& value, std::vector<std::string>& out) {
-    if (!read_.is_list(value)) {
-      return read_.text(value, "a descriptor entry or a list of them", out.emplace_back());
-    }
+  /// A name, or { name: …, order: … }.
+  bool read_group(const Value& value, Rule& rule) {
+    if (!read_.is_map(value)) return read_.text(value, "a name", rule.group);
+    const std::size_t problems = read_.problems();
+    read_.mapping(value,
+                  {{"name", [&](const Value& v) { return read_.text(v, "a name", rule.group); },
+                    "the group's name"},
+                   {"order", [&](const Value& v) {
+                      return read_.choice<GroupOrder>(
+                          v, {{"listed", GroupOrder::listed}, {"exact", GroupOrder::exact}},
+                          rule.group_order);
+                    }}});
+    return read_.problems() == problems;
+  }
+
+  bool read_replaces(const Value& value, std::vector<std::string>& out) {
     std::vector<Value> items;
-    read_.items(value, "", items);
+    if (!read_.items(value, "a list of rules' names", items)) return false;
     bool ok = true;
-    for (const Value& item : items) {
-      ok &= read_.text(item, "a descriptor entry", out.emplace_back());
-    }
+    for (const Value& item : items) ok &= read_.text(item, "a rule's name", out.emplace_back());
     return ok;
   }
 
-  bool read_match(const Value& value, std::vector<Match>& out) {
+  bool read_limit(const Value& value, Rule& rule) {
+    const std::string* text = read_.scalar(value);
+    if (text != nullptr && *text == "from_request" && read_.node(value).plain) {
+      return rule.limit_from_request = true;
+    }
+    return read_.integer(value, 0, kAny, rule.limit);
+  }
+
+  /// What a request may bring at most.
+  bool read_max(const Value& value, Rule& rule) {
+    const std::size_t problems = read_.problems();
+    read_.mapping(
+        value, {{"limit", [&](const Value& v) { return read_.integer(v, 1, kAny, rule.limit); },
+                 "the most units that may pass in a window"},
+                {"window", [&](const Value& v) { return read_length(v, rule.window); },
+                 "the longest window, such as 1d"},
+                {"burst", [&](const Value& v) { return read_.integer(v, 1, kAny, rule.burst); }}});
+    return read_.problems() == problems;
+  }
+
+  bool read_deny(const Value& value, Rule& rule) {
+    const std::size_t problems = read_.problems();
+    read_.mapping(
+        value,
+        {{"status", [&](const Value& v) { return read_.integer(v, 403, 503, rule.deny_status); }},
+         {"message", [&](const Value& v) { return read_.text(v, "text", rule.deny_message); }}});
+    return read_.problems() == problems;
+  }
+
+  bool read_labels(const Value& value, std::map<std::string, std::string>& out) {
     std::vector<yaml::Reader::Member> entries;
-    if (!read_.entries(value, "entry", entries)) return false;
+    if (!read_.entries(value, "label", entries)) return false;
     bool ok = true;
     for (const auto& entry : entries) {
-      if (read_.full()) return false;
-      Match& match = out.emplace_back();
-      match.key = entry.name;
-      ok &= read_matcher(entry.value, match.matcher);
+      ok &= read_.text(entry.value, "text", out[std::string(entry.name)]);
     }
     return ok;
-  }
-
-  bool read_matcher(const Value& value, Matcher& out) {
-    if (read_.is_map(value)) return read_one_matcher(value, out);
-    constexpr std::string_view kWhat =
-        "a value, any, absent, or a map with one of exact, prefix and cidr";
-    std::string text;
-    if (!read_.text(value, kWhat, text)) return false;
-    const bool plain = read_.node(value).plain;
-    if (plain && text == "any") {
-      out = MatchAny{};
-    } else if (plain && text == "absent") {
-      out = MatchAbsent{};
-    } else {
-      out = MatchExact{std::move(text)};
-    }
-    return true;
-  }
-
-  /// { exact: … }, { prefix: … } or { cidr: … }.
-  bool read_one_matcher(const Value& value, Matcher& out) {
-    int forms = 0;
-    const auto form = [&](auto&& make) {
-      return [this, &forms, make](const Value& v) {
-        ++forms;
-        std::string text;
-        return read_.text(v, "text", text) && make(v, std::move(text));
-      };
-    };
-    const std::size_t problems = read_.problems();
-    read_.mapping(value, {{"exact", form([&](const Value&, std::string text) {
-                             out = MatchExact{std::move(text)};
-                             return true;
-                           })},
-                          {"prefix", form([&](const Value&, std::string text) {
-                             out = MatchPrefix{std::move(text)};
-                             return true;
-                           })},
-                          {"cidr", form([&](const Value& v, std::string text) {
-                             return read_network(v, text, out);
-                           })}});
-    if (read_.problems() != problems) return false;
-    return forms == 1 || read_.fail(value, "exactly one of exact, prefix and cidr");
-  }
-
-  bool read_network(const Value& value, const std::string& text, Matcher& out) {
-    const std::optional<MatchCidr> cidr = parse_cidr(text);
-    if (!cidr) {
-      return read_.fail(value,
-                        fmt::format("a network such as 10.0.0.0/8 or 2001:db8::/32, with no bits "
-                                    "set behind the prefix, got {}",
-                                    quoted_text(text)));
-    }
-    out = *cidr;
-    return true;
   }
 
   bool read_cost(const Value& value, Rule& rule) {

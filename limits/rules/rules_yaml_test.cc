@@ -353,7 +353,7 @@ TEST(RulesYaml, UnknownFieldsAreErrors) {
                           "\"shadow\"?"));
   EXPECT_THAT(errors_with({"on-failure: open"}), ElementsAre(HasSubstr("\"on_failure\"?")));
   EXPECT_THAT(errors_with({"requests_per_unit: 5"}),
-              ElementsAre(HasSubstr("expected a known field (name, match, key, limit,")));
+              ElementsAre(HasSubstr("expected a known field (name, match, key, group, replaces,")));
   EXPECT_THAT(errors_of("domain: api\nrule: []\n"),
               ElementsAre(HasSubstr("r.yaml:1:1: rules: expected a list of rules"),
                           "r.yaml:2:1: rule: expected a known field; did you mean \"rules\"?"));
@@ -431,18 +431,184 @@ TEST(RulesYaml, AMisreadFieldCausesNoOtherErrors) {
               ElementsAre(HasSubstr("r.yaml:1:9: domain: expected a name, got a list")));
 }
 
+TEST(RulesYaml, AllThatAnEntryMustBe) {
+  const Rule rule = rule_with(
+      {"match:", "  plan: { in: [free, trial] }",
+       "  host: { suffix: .example.com, not: a.example.com }", "  agent: { glob: \"curl/*\" }",
+       "  ip: { cidr: [10.0.0.0/8, 2001:db8::/32] }", "  path: { under: /v1, ignore_case: true }",
+       "  login: { path: /login }", "  size: { above: 10, at_most: 20 }",
+       "  user: { not: [absent, root, { prefix: svc- }] }"});
+  EXPECT_EQ(rule.match,
+            (std::vector<Match>{
+                {"plan", MatchIn{{"free", "trial"}}},
+                {"host", MatchSuffix{".example.com"}},
+                {"host", MatchExact{"a.example.com"}, true},
+                {"agent", MatchGlob{"curl/*"}},
+                {"ip", MatchCidrs{{*parse_cidr("10.0.0.0/8"), *parse_cidr("2001:db8::/32")}}},
+                {"path", MatchPath{"/v1", true, true}},
+                {"login", MatchPath{"/login", false, false}},
+                {"size", MatchNumber{11, 20}},
+                {"user", MatchAbsent{}, true},
+                {"user", MatchExact{"root"}, true},
+                {"user", MatchPrefix{"svc-"}, true}}));
+}
+
+TEST(RulesYaml, WhatAnEntryCannotBe) {
+  const auto error = [](const std::string& value) {
+    const std::vector<std::string> errors = errors_with({"match: { x: " + value + " }"});
+    return errors.size() == 1 ? errors[0].substr(errors[0].find("rules[0]")) : "none, or several";
+  };
+  EXPECT_THAT(error("{ not: { not: a } }"),
+              HasSubstr("rules[0].match.x.not.not: expected a known"));
+  EXPECT_THAT(error("{ not: [] }"),
+              HasSubstr("match.x.not: expected something that must not hold"));
+  EXPECT_THAT(error("{ not: { prefix: a, suffix: b } }"),
+              HasSubstr("one thing that must not hold"));
+  EXPECT_THAT(error("{ in: [] }"), HasSubstr("match.x: expected 1 to 1024 values, got 0"));
+  EXPECT_THAT(error("{ in: a }"), HasSubstr("match.x.in: expected a list of values"));
+  EXPECT_THAT(error("[a, b]"), HasSubstr("one of several values is written { in: [a, b] }"));
+  EXPECT_THAT(error("{ under: v1 }"), HasSubstr("expected a path that begins with a slash"));
+  EXPECT_THAT(error("{ path: \"/a?b\" }"), HasSubstr("expected a path without ? and #"));
+  EXPECT_THAT(error("{ path: /a, under: /b }"), HasSubstr("expected one of path and under"));
+  EXPECT_THAT(error("{ prefix: a, ignore_case: true }"), HasSubstr("expected ignore_case beside"));
+  EXPECT_THAT(error("{ above: 5, below: 6 }"),
+              HasSubstr("expected bounds that some number is within"));
+  EXPECT_THAT(error("{ below: 0 }"), HasSubstr("match.x.below: expected"));
+  EXPECT_THAT(error("{ glob: " + std::string(257, 'a') + " }"), HasSubstr("at most 256 bytes"));
+  EXPECT_THAT(error("{ suffix: \"\" }"), HasSubstr("a suffix of at least one byte"));
+}
+
+TEST(RulesYaml, HowAKeyIsCounted) {
+  const Rule rule = rule_with(
+      {"key: [user, {ip: {v4: 24, v6: 64}}, {host: lower}, {path: {segments: 2}}, {x: address}]"});
+  EXPECT_EQ(rule.key, (std::vector<std::string>{"user", "ip", "host", "path", "x"}));
+  EXPECT_EQ(rule.key_forms, (std::vector<KeyForm>{{},
+                                                  {KeyForm::Kind::address, 24, 64, 0, false},
+                                                  {KeyForm::Kind::lower, 32, 128, 0, false},
+                                                  {KeyForm::Kind::path, 32, 128, 2, false},
+                                                  {KeyForm::Kind::address, 32, 128, 0, false}}));
+  EXPECT_THAT(errors_with({"key: { ip: { v4: 33 } }"}),
+              ElementsAre(HasSubstr("rules[0].key.ip.v4: expected a number of at most 32")));
+  EXPECT_THAT(errors_with({"key: { ip: upper }"}),
+              ElementsAre(HasSubstr("rules[0].key.ip: expected address or lower")));
+  EXPECT_THAT(errors_with({"key: { ip: { v6: 64, segments: 2 } }"}),
+              ElementsAre(HasSubstr("rules[0].key.ip: expected v4 and v6")));
+  EXPECT_THAT(errors_with({"key: { a: lower, b: lower }"}),
+              ElementsAre(HasSubstr("rules[0].key: expected one entry and how it is counted")));
+}
+
+TEST(RulesYaml, RulesInEachOthersPlace) {
+  const LoadedRules loaded = parse_rules(
+      "domain: d\nrules:\n"
+      "- {name: vip, match: {plan: vip}, group: plans, key: user, limit: 9, window: 1s}\n"
+      "- {name: all, group: {name: plans}, key: user, limit: 1, window: 1s}\n"
+      "- {name: probe, match: {path: /healthz}, unlimited: true, replaces: [vip, all]}\n"
+      "- {name: a, group: {name: paths, order: exact}, limit: 1, window: 1s}\n",
+      "r.yaml");
+  ASSERT_THAT(loaded.errors, IsEmpty());
+  const std::vector<Rule>& rules = loaded.rules->rules();
+  EXPECT_EQ(rules[0].group, "plans");
+  EXPECT_EQ(rules[1].group, "plans");
+  EXPECT_TRUE(rules[2].unlimited);
+  EXPECT_EQ(rules[2].replaces, (std::vector<std::string>{"vip", "all"}));
+  EXPECT_EQ(rules[3].group_order, GroupOrder::exact);
+
+  const auto errors = [](const std::string& more) {
+    return errors_of("domain: d\nrules:\n- {name: a, limit: 1, window: 1s}\n" + more);
+  };
+  EXPECT_THAT(errors("- {name: b, limit: 1, window: 1s, replaces: [c]}\n"),
+              ElementsAre(HasSubstr("rules[1].replaces[0]: expected the name of a rule of this "
+                                    "domain, got \"c\"")));
+  EXPECT_THAT(errors("- {name: b, limit: 1, window: 1s, replaces: [b]}\n"),
+              ElementsAre(HasSubstr("expected another rule's name, got its own")));
+  EXPECT_THAT(errors("- {name: b, limit: 1, window: 1s, replaces: [c]}\n"
+                     "- {name: c, limit: 1, window: 1s, replaces: [b]}\n"),
+              ElementsAre(HasSubstr("rules[2].replaces: expected no circle")));
+  EXPECT_THAT(errors("- {name: b, limit: 1, window: 1s, group: g}\n"
+                     "- {name: c, limit: 1, window: 1s, group: {name: g, order: exact}}\n"),
+              ElementsAre(HasSubstr("rules[2].group: expected the order of the group's first rule, "
+                                    "which is listed, got exact")));
+  EXPECT_THAT(errors("- {name: b, unlimited: true}\n"),
+              ElementsAre(HasSubstr("rules[1].unlimited: expected a group or replaces beside it")));
+  EXPECT_THAT(errors("- {name: b, unlimited: true, replaces: [a], limit: 5}\n"),
+              ElementsAre(HasSubstr("rules[1].limit: expected no limit with unlimited: true")));
+}
+
+TEST(RulesYaml, LimitsThatComeWithRequests) {
+  const LoadedRules loaded = parse_rules(
+      "domain: d\nrules:\n- {name: a, key: k, limit: from_request, max: {limit: 100, window: 1h, "
+      "burst: 7}, algorithm: token_bucket}\n",
+      "r.yaml");
+  ASSERT_THAT(loaded.errors, IsEmpty());
+  const Rule& rule = loaded.rules->rules()[0];
+  EXPECT_TRUE(rule.limit_from_request);
+  EXPECT_EQ(rule.limit, 100u);
+  EXPECT_EQ(rule.window, kHour);
+  EXPECT_EQ(rule.burst, 7u);
+
+  const auto error = [](const std::string& fields) {
+    const auto errors = errors_of("domain: d\nrules:\n- {name: a, " + fields + "}\n");
+    return errors.empty() ? "none" : errors[0];
+  };
+  EXPECT_THAT(error("limit: from_request"), HasSubstr("rules[0].max: expected what a request may"));
+  EXPECT_THAT(error("limit: from_request, window: 1s, max: {limit: 1, window: 1s}"),
+              HasSubstr("rules[0].window: expected window in max"));
+  EXPECT_THAT(error("limit: 5, window: 1s, max: {limit: 1, window: 1s}"),
+              HasSubstr("rules[0].max: expected limit: from_request beside max"));
+  EXPECT_THAT(error("limit: from_request, max: {limit: 1, window: 1s}, enforcement: escrow"),
+              HasSubstr("rules[0].enforcement: expected merged with limit: from_request"));
+  EXPECT_THAT(error("limit: from_request, max: {limit: 1, window: 1s}, algorithm: sliding_log"),
+              HasSubstr("rules[0].limit: expected a number with algorithm sliding_log"));
+}
+
+TEST(RulesYaml, WhatCallersAndMetricsAreTold) {
+  const Rule rule = rule_with({"headers: hide", "deny: { status: 503, message: not now }",
+                               "labels: { team: search, tier: \"1\" }"});
+  EXPECT_TRUE(rule.hide_headers);
+  EXPECT_EQ(rule.deny_status, 503);
+  EXPECT_EQ(rule.deny_message, "not now");
+  EXPECT_EQ(rule.labels, (std::map<std::string, std::string>{{"team", "search"}, {"tier", "1"}}));
+  EXPECT_THAT(errors_with({"headers: none"}),
+              ElementsAre(HasSubstr("rules[0].headers: expected show or hide")));
+  EXPECT_THAT(
+      errors_with({"deny: { status: 404 }"}),
+      ElementsAre(HasSubstr("rules[0].deny: expected a status of 429, 503 or 403, got 404")));
+  EXPECT_THAT(errors_with({"deny: { status: 200 }"}),
+              ElementsAre(HasSubstr("rules[0].deny.status: expected a number")));
+  EXPECT_THAT(errors_with({"labels: { rule: a }"}),
+              ElementsAre(HasSubstr("rules[0].labels.rule: expected a label's name")));
+  EXPECT_THAT(errors_with({"labels: { a-b: a }"}),
+              ElementsAre(HasSubstr("rules[0].labels.a-b: expected a label's name")));
+  EXPECT_THAT(errors_with({"labels: { team: \"\" }"}),
+              ElementsAre(HasSubstr("rules[0].labels.team: expected a name of at least one byte")));
+}
+
+TEST(RulesYaml, WarnsOfWhatMatchesNothing) {
+  const auto warning = [](const std::string& fields) {
+    const LoadedRules loaded = parse_rules(
+        "domain: d\nrules:\n- {name: a, limit: 1, window: 1s, " + fields + "}\n", "r.yaml");
+    EXPECT_THAT(loaded.errors, IsEmpty());
+    return loaded.warnings.size() == 1 ? loaded.warnings[0].to_string() : "none, or several";
+  };
+  EXPECT_THAT(warning("key: \"*\""), HasSubstr("r.yaml:3:40: rules[0].key[0]: warning: an entry is "
+                                               "called \"*\""));
+  EXPECT_THAT(warning("key: [ip/64]"), HasSubstr("write { ip: { v4: 32, v6: 64 } }"));
+  EXPECT_THAT(warning("match: { path: \"/v1/*\" }"),
+              HasSubstr("a pattern is written { glob: /v1/* }"));
+  EXPECT_THAT(warning("match: { ip: 10.0.0.0/8 }"), HasSubstr("written { cidr: 10.0.0.0/8 }"));
+  EXPECT_THAT(warning("match: { x: { glob: abc } }"),
+              HasSubstr("is a value: write it without glob"));
+  EXPECT_EQ(warning("key: ip, match: { path: { glob: /v1/* } }"), "none, or several");
+}
+
 TEST(RulesYaml, MatchHasOneOfItsForms) {
   for (const char* value : {"", "~", "[a]", "!tag a"}) {
     EXPECT_THAT(errors_with({std::string("match: { x: ") + value + " }"}),
                 ElementsAre(HasSubstr("rules[0].match.x: expected a value, any, absent, or a map")))
         << value;
   }
-  for (const char* value :
-       {"{}", "{ prefix: a, exact: a }", "{ exact: a, prefix: b, cidr: ::/0 }"}) {
-    EXPECT_THAT(errors_with({std::string("match: { x: ") + value + " }"}),
-                ElementsAre(HasSubstr("rules[0].match.x: expected exactly one of")))
-        << value;
-  }
+  EXPECT_THAT(errors_with({"match: { x: {} }"}),
+              ElementsAre(HasSubstr("rules[0].match.x: expected something that must hold")));
   EXPECT_THAT(errors_with({"match: { x: { prefix: [a] } }"}),
               ElementsAre(HasSubstr("rules[0].match.x.prefix: expected text, got a list")));
   for (const char* value : {"[]", "any", ""}) {

@@ -51,6 +51,8 @@ bool is_about_identity(crdt::AlarmKind kind) {
 Nanos longest_cell(const RuleSet& rules) {
   Nanos longest = kMinute;
   for (const Rule& rule : rules.rules()) {
+    // With what limit a request may come is not known.
+    if (rule.limit_from_request && is_bucket(rule.algorithm)) return crdt::kMaxLifetime;
     longest = std::max(longest, rule.calendar ? 366 * kDay : 2 * rule.window);
     if (is_bucket(rule.algorithm)) longest = std::max(longest, bucket_shape(rule).fill_time());
   }

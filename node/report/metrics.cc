@@ -1,6 +1,8 @@
 #include <weir/node/report/metrics.h>
 
 #include <initializer_list>
+#include <map>
+#include <string>
 #include <utility>
 
 #include <prometheus/metric_family.h>
@@ -33,6 +35,12 @@ class Page {
       metric.gauge.value = value;
     }
     families_.back().metric.push_back(std::move(metric));
+  }
+  // Of the metric that add() added last.
+  void label(const std::map<std::string, std::string>& more) {
+    for (const auto& [name, text] : more) {
+      families_.back().metric.back().label.push_back({name, internal::to_valid_utf8(text)});
+    }
   }
   void add(Labels labels, std::uint64_t value) { add(labels, static_cast<double>(value)); }
 
@@ -70,6 +78,15 @@ void add_rules(Page& page, const std::vector<RuleMetrics>& rules) {
                "Requests that a rule's on_failure answered because it could not count them.");
   for (const RuleMetrics& rule : rules) {
     page.add({{"domain", rule.domain}, {"rule", rule.rule}}, rule.degraded);
+  }
+  page.gauge(
+      "weir_rule_info",
+      "Always 1; of each rule with labels of its own, which these are. To be joined with the "
+      "other metrics of a rule.");
+  for (const RuleMetrics& rule : rules) {
+    if (rule.labels.empty()) continue;
+    page.add({{"domain", rule.domain}, {"rule", rule.rule}}, 1.0);
+    page.label(rule.labels);
   }
   page.gauge("weir_rule_series", "Keys that are held of a rule.");
   for (const RuleMetrics& rule : rules) {

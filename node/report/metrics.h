@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,6 +26,7 @@ struct RuleMetrics {
   std::uint64_t series_refused = 0;     ///< new keys for which there was none
   /// Requests that Rule::candidate would have denied. None: the rule has no candidate.
   std::optional<std::uint64_t> candidate_denied = std::nullopt;
+  std::map<std::string, std::string> labels{};  ///< as the rule says
 };
 
 struct PeerMetrics {

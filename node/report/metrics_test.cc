@@ -100,8 +100,9 @@ NodeMetrics example() {
   metrics.unmet = {41, 42};
   metrics.turns = {{"sweep", 0.0041}, {"turn", 0.0052}};
   metrics.rules_file = {"0123456789abcdef", 1'767'323'046.5, 41, 42, false};
-  metrics.rules = {{"api", "per-key", 100, 7, 2, 5, false, 43, 44, 45, 46},
-                   {"api", "trial", 50, 9, 0, 0, true}};
+  metrics.rules = {
+      {"api", "per-key", 100, 7, 2, 5, false, 43, 44, 45, 46},
+      {"api", "trial", 50, 9, 0, 0, true, 0, 0, 0, 0, std::nullopt, {{"team", "a\"b"}}}};
   metrics.peers = {{"us/us-1", true, 5, 0.25, -0.125, 3, true, 8, 9},
                    {"ap/ap-1", false, 0, {}, {}, 0}};
   metrics.tls = {{"http", 13, 4, 5, false, {{"ca.pem", -0.5}}}};
@@ -133,6 +134,7 @@ TEST(Metrics, RendersEveryFigure) {
       {"weir_tickets_refused_total", 40},
       {"weir_loop_turn_longest_seconds{what=\"sweep\"}", 0.0041},
       {"weir_loop_turn_longest_seconds{what=\"turn\"}", 0.0052},
+      {"weir_rule_info{domain=\"api\",rule=\"trial\",team=\"a\\\"b\"}", 1},
       {"weir_rules_info{version=\"0123456789abcdef\"}", 1},
       {"weir_rules_loaded_time_seconds", 1'767'323'046.5},
       {"weir_rules_current", 0},

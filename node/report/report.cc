@@ -164,6 +164,7 @@ void collect_rules(Engine& engine, Nanos wall, NodeMetrics& out) {
                          states[i].over_admission, states[i].series.series,
                          states[i].series.guaranteed, states[i].series.refused});
     if (rule.candidate) out.rules.back().candidate_denied = counters.candidate_denied;
+    out.rules.back().labels = rule.labels;
   }
 }
 

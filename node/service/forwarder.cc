@@ -66,10 +66,14 @@ HomeMap::HomeMap(std::vector<crdt::Member> members, const std::map<std::string, 
 
 std::uint64_t HomeMap::key_of(const Rule& rule, const Request& request) {
   std::uint64_t hash = stable_hash(rule.domain);
-  for (const std::string& entry : rule.key) {
-    const std::string_view* value = request.find(entry);
-    hash = stable_hash(entry, hash);
-    hash = stable_hash(value == nullptr ? std::string_view{} : *value, hash);
+  std::string formed;
+  for (std::size_t i = 0; i < rule.key.size(); ++i) {
+    const std::string_view* value = request.find(rule.key[i]);
+    hash = stable_hash(rule.key[i], hash);
+    formed.clear();
+    // What is counted as one has one home.
+    if (value != nullptr) append_key_value(rule.key_form(i), *value, formed);
+    hash = stable_hash(formed, hash);
   }
   return hash;
 }

@@ -132,7 +132,7 @@ struct Client::Impl {
   Shard& shard_of(const std::string& key) { return shards[stable_hash(key) % kShards]; }
   bool leasable(const CheckItem& item) const {
     return options.leases.enabled && item.id.empty() && item.hits > 0 && item.more.empty() &&
-           item.kind == RequestKind::check;
+           item.kind == RequestKind::check && !item.limit.any();
   }
   std::vector<std::size_t> order_of(const CheckItem& item) const;
   bool is_slow(const CheckItem& item) const;
@@ -265,14 +265,18 @@ std::vector<std::size_t> Client::Impl::order_of(const CheckItem& item) const {
   if (options.nodes.size() == 1) return {0};
   std::string key;
   AsRequest as(item);
-  auto add = [&](const std::vector<std::string>& names) {
-    for (const std::string& name : names) {
-      const std::string_view* value = as.request.find(name);
-      append(key, value == nullptr ? std::string_view{} : *value);
+  std::string counted;
+  auto add = [&](const std::vector<std::string>& names, const Rule* rule) {
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      const std::string_view* value = as.request.find(names[i]);
+      counted.clear();
+      const KeyForm form = rule == nullptr ? KeyForm{} : rule->key_form(i);
+      if (value != nullptr) append_key_value(form, *value, counted);
+      append(key, counted);
     }
   };
   if (!options.route_by.empty()) {
-    add(options.route_by);
+    add(options.route_by, nullptr);
   } else {
     std::vector<std::uint32_t> matched;
     std::shared_ptr<Fallback> known = policy();
@@ -280,7 +284,8 @@ std::vector<std::size_t> Client::Impl::order_of(const CheckItem& item) const {
     if (matched.empty()) {
       key = key_of(item);
     } else {
-      add(known->rules().rules()[matched[0]].key);
+      const Rule& rule = known->rules().rules()[matched[0]];
+      add(rule.key, &rule);
     }
   }
   return rendezvous_order(options.nodes, stable_hash(key));

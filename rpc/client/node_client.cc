@@ -180,6 +180,12 @@ void write(const CheckItem& item, schema::CheckRequest::Builder to) {
   }
   if (item.wants_bound) to.setWantsBound(true);
   to.setKind(encode_kind(item.kind));
+  if (item.limit.any()) {
+    auto limit = to.initLimit();
+    limit.setLimit(item.limit.limit);
+    limit.setWindowNs(item.limit.window);
+    limit.setBurst(item.limit.burst);
+  }
   write(item.entries, to.initEntries(static_cast<capnp::uint>(item.entries.size())));
   if (item.more.empty()) return;
   auto more = to.initMore(static_cast<capnp::uint>(item.more.size()));

@@ -165,6 +165,12 @@ void encode(const CheckItem& item, schema::ForwardedCheck::Builder out) {
   if (!item.id.empty()) request.setId(text(item.id));
   request.setWantsBound(item.wants_bound);
   request.setKind(encode_kind(item.kind));
+  if (item.limit.any()) {
+    auto limit = request.initLimit();
+    limit.setLimit(item.limit.limit);
+    limit.setWindowNs(item.limit.window);
+    limit.setBurst(item.limit.burst);
+  }
   encode(item.entries, request.initEntries(count(item.entries.size())));
   if (!item.more.empty()) {
     auto further = request.initMore(count(item.more.size()));
@@ -187,6 +193,10 @@ CheckItem decode(schema::ForwardedCheck::Reader in) {
   out.id = copy(request.getId());
   out.wants_bound = request.getWantsBound();
   out.kind = decode_kind(request.getKind()).value_or(RequestKind::check);
+  if (request.hasLimit()) {
+    auto limit = request.getLimit();
+    out.limit = {limit.getLimit(), limit.getWindowNs(), limit.getBurst()};
+  }
   out.entries = copy(request.getEntries());
   out.more.reserve(request.getMore().size());
   for (auto descriptor : request.getMore()) {
@@ -244,7 +254,10 @@ bool decode_answer(schema::SettleResult::Reader in, SettleReply& out) {
 
 std::size_t answer_bytes(const Reply& reply) {
   std::size_t bytes = kRequestBytes + reply.error.detail.size();
-  for (const Status& status : reply.statuses) bytes += kStatusBytes + status.rule.size();
+  for (const Status& status : reply.statuses) {
+    bytes += kStatusBytes + status.rule.size();
+    if (!status.deny_message.empty()) bytes += 8 + status.deny_message.size();
+  }
   return bytes;
 }
 

@@ -47,6 +47,7 @@ class Random {
     }
     out.wants_bound = coin();
     out.kind = static_cast<RequestKind>(below(3));
+    if (coin()) out.limit = {word(), nanos(), word()};
     return out;
   }
   /// At most `rules` statuses.
@@ -74,6 +75,9 @@ class Random {
       status.quota = word();
       status.window = nanos();
       status.descriptor = static_cast<std::uint16_t>(word());
+      status.hidden = coin();
+      status.deny_status = coin() ? 503 : 429;
+      if (!status.allowed) status.deny_message = text(kMaxDenyMessage);
       if (coin()) status.over_admission = word() >> 1;
       out.statuses.push_back(std::move(status));
     }

@@ -116,6 +116,11 @@ class Batch {
     const std::optional<RequestKind> kind = rpc::decode_kind(in.getKind());
     if (!kind) return "a kind of request that this version does not know";
     request.kind = *kind;
+    if (in.hasLimit()) {
+      const auto limit = in.getLimit();
+      if (limit.getWindowNs() < 0) return "limit.windowNs is below 0";
+      request.limit = {limit.getLimit(), limit.getWindowNs(), limit.getBurst()};
+    }
     if (request.domain.size() > rpc::kMaxText) {
       return "domain is longer than " + std::to_string(rpc::kMaxText) + " bytes";
     }

@@ -178,6 +178,22 @@ std::uint64_t used(Node& node, const std::string& key) {
   return node->limiter.used(0, request, wall());
 }
 
+TEST(WeirClient, ARequestBringsItsLimit) {
+  Rule from_request = rule("r", 1000);
+  from_request.limit_from_request = true;
+  Node node(set({from_request}));
+  Client client(patient({node.address()}));
+  ASSERT_TRUE(wait_for([&] { return client.connected() == 1; }));
+  CheckItem asked = item("k");
+  asked.limit = {2, kMinute, 0};
+  EXPECT_TRUE(client.check(asked).allowed);
+  EXPECT_TRUE(client.check(asked).allowed);
+  EXPECT_FALSE(client.check(asked).allowed);
+  asked.limit.limit = 3;
+  EXPECT_TRUE(client.check(asked).allowed);
+  EXPECT_FALSE(client.check(asked).allowed);
+}
+
 TEST(WeirClient, EachKeyHasItsNodeAndAnotherOneIfThatIsDown) {
   auto rules = set({rule("r", 1000)});
   auto a = std::make_unique<Node>(rules);

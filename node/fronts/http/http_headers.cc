@@ -43,6 +43,20 @@ void append_policy(rpc::Output& out, const Status& status) {
   }
 }
 
+// The status that headers are about: the one that decided. If that is hidden, of a request that
+// passed the one that would have decided otherwise; null: none.
+const Status* shown(const Reply& reply) {
+  const Status* decider = reply.decider();
+  if (decider == nullptr || !decider->hidden) return decider;
+  if (!reply.allowed) return nullptr;
+  const Status* least = nullptr;
+  for (const Status& status : reply.statuses) {
+    if (status.hidden || status.shadow) continue;
+    if (least == nullptr || status.remaining < least->remaining) least = &status;
+  }
+  return least;
+}
+
 // Several descriptors may meet one rule, which is one policy.
 void append_policies(rpc::Output& out, const Reply& reply, const Status& decider) {
   std::array<const Status*, kMaxPolicyBytes / 8> listed;  // an item takes more than 8 bytes
@@ -52,7 +66,7 @@ void append_policies(rpc::Output& out, const Reply& reply, const Status& decider
   append_policy(out, decider);
   listed[count++] = &decider;
   for (const Status& status : reply.statuses) {
-    if (status.shadow || count == listed.size()) continue;
+    if (status.shadow || status.hidden || count == listed.size()) continue;
     if (std::any_of(listed.begin(), listed.begin() + count, [&](const Status* other) {
           return internal::same_text(other->rule, status.rule);
         })) {
@@ -191,8 +205,9 @@ void append_rate_limit_headers(rpc::Output& out, const Reply& reply, ResetFormat
     if (reply.error.kind == ErrorKind::unauthenticated) out.append(kChallenge);
     return;
   }
-  const Status* decider = reply.decider();
-  if (decider == nullptr) return;
+  if (reply.decider() == nullptr) return;
+  const Status* decider = shown(reply);
+  if (decider == nullptr) return append_waits(out, reply, *reply.decider());
   append_policies(out, reply, *decider);
   append_rate_limit(out, reply, *decider);
   append_field(out, "X-RateLimit-Limit: ", decider->limit);
@@ -206,12 +221,12 @@ void append_rate_limit_headers(rpc::Output& out, const Reply& reply, ResetFormat
     append_field(out, "X-RateLimit-Reset: ",
                  seconds_rounded_up(reset == ResetFormat::epoch ? instant : length));
   }
-  append_waits(out, reply, *decider);
+  append_waits(out, reply, *reply.decider());
 }
 
 void append_minimal_headers(rpc::Output& out, const Reply& reply) {
   if (const Status* decider = reply.decider()) {
-    append_rate_limit(out, reply, *decider);
+    if (const Status* visible = shown(reply)) append_rate_limit(out, reply, *visible);
     append_waits(out, reply, *decider);
   }
   out.append("Preference-Applied: return=minimal\r\n");

@@ -21,9 +21,11 @@ inline constexpr std::string_view kChallenge = "WWW-Authenticate: Bearer\r\n";
 ///  X-RateLimit-*     the deciding status
 ///  X-RateLimit-Delay-Ms  when the request passed but has to wait, in milliseconds rounded up
 ///  Retry-After       on a denial that can pass later, in whole seconds rounded up
-/// None if no enforcing rule matched. If there is an error, `Retry-After: 1` where it says
-/// overloaded, else none. A length of time that is `never` is not told at all. Policies beyond
-/// kMaxPolicyBytes are left out, whole.
+/// Of a hidden rule (Status::hidden) nothing is said but Retry-After and the delay: where one
+/// decided that a request passes, the rest is about the one with the least remaining that is not
+/// hidden, and where one denied it there is no more. None if no enforcing rule matched. If there is
+/// an error, `Retry-After: 1` where it says overloaded, else none. A length of time that is `never`
+/// is not told at all. Policies beyond kMaxPolicyBytes are left out, whole.
 void append_rate_limit_headers(rpc::Output& out, const Reply& reply, ResetFormat reset, Nanos now);
 
 /// What is left of them in an answer without a body: RateLimit, Retry-After, X-RateLimit-Delay-Ms,

@@ -81,6 +81,7 @@ enum Member : unsigned {
   kOverAdmission = 32,
   kTimeout = 64,
   kKind = 128,
+  kLimit = 256,
 };
 
 unsigned member_of(std::string_view name, bool reserve) {
@@ -90,6 +91,7 @@ unsigned member_of(std::string_view name, bool reserve) {
   if (same_text(name, "request_id")) return kRequestId;
   if (same_text(name, "over_admission")) return kOverAdmission;
   if (!reserve && same_text(name, "kind")) return kKind;
+  if (same_text(name, "limit")) return kLimit;
   if (same_text(name, reserve ? "timeout_ms" : "descriptors")) {
     return reserve ? kTimeout : kDescriptors;
   }
@@ -122,6 +124,7 @@ struct BodyReader::Impl {
     std::size_t parts = 0;
     bool over_admission = false;
     RequestKind kind = RequestKind::check;
+    RequestLimit limit;
   };
   struct Mark {
     std::size_t text, entries, parts, checks;
@@ -157,6 +160,7 @@ struct BodyReader::Impl {
   bool read_check(dom::element body, bool reserve);
   bool read_member(Member member, std::string_view name, dom::element value);
   bool read_kind(dom::element value, std::string_view name, RequestKind& out);
+  bool read_limit(dom::element value, RequestLimit& out);
   bool read_list(dom::element list);
   bool read_part(dom::element item);
   bool read_entries(dom::element value, std::string_view name);
@@ -264,9 +268,9 @@ bool BodyReader::Impl::read_check(dom::element body, bool reserve) {
     if (which == 0) {
       return fail(shown(member.key),
                   reserve ? "unknown field; expected domain, descriptor, hits, request_id, "
-                            "over_admission or timeout_ms"
+                            "over_admission, limit or timeout_ms"
                           : "unknown field; expected domain, descriptor or descriptors, hits, "
-                            "request_id, over_admission or kind");
+                            "request_id, over_admission, kind or limit");
     }
     if ((seen & which) != 0) return fail(member.key, kRepeated);
     seen |= which;
@@ -304,6 +308,8 @@ bool BodyReader::Impl::read_member(Member member, std::string_view name, dom::el
              fail(name, "expected true or false");
     case kKind:
       return read_kind(value, name, check.kind);
+    case kLimit:
+      return read_limit(value, check.limit);
     case kTimeout: {
       std::uint64_t length = 0;
       if (!read_integer(value, name, kMaxTimeoutMs, length)) return false;
@@ -327,6 +333,34 @@ bool BodyReader::Impl::read_kind(dom::element value, std::string_view name, Requ
     }
   }
   return fail(name, "expected \"check\", \"report\" or \"refund\"");
+}
+
+bool BodyReader::Impl::read_limit(dom::element value, RequestLimit& out) {
+  dom::object members;
+  if (value.get(members) != simdjson::SUCCESS) {
+    return fail("limit", "expected an object with limit, window_ms and burst");
+  }
+  unsigned seen = 0;
+  for (const dom::key_value_pair member : members) {
+    const bool limit = member.key == "limit";
+    const bool window = member.key == "window_ms";
+    const std::string field = fmt::format("limit.{}", shown(member.key));
+    if (!limit && !window && member.key != "burst") {
+      return fail(field, "unknown field; expected limit, window_ms and burst");
+    }
+    const unsigned which = limit ? 1 : window ? 2 : 4;
+    if ((seen & which) != 0) return fail(field, kRepeated);
+    seen |= which;
+    std::uint64_t number = 0;
+    if (!read_integer(member.value, field, window ? kMaxWindowMs : kMaxHits, number)) return false;
+    if (number == 0) return fail(field, "expected an integer of at least 1");
+    if (window) {
+      out.window = static_cast<Nanos>(number) * kMillisecond;
+    } else {
+      (limit ? out.limit : out.burst) = number;
+    }
+  }
+  return true;
 }
 
 // Descriptors. The check has one already, which becomes the first.
@@ -484,6 +518,7 @@ void BodyReader::Impl::make_views() {
     request.id = view(check.id);
     request.wants_bound = check.over_admission;
     request.kind = check.kind;
+    request.limit = check.limit;
     request.more = {first + 1, check.parts - 1};
   }
 }
@@ -651,11 +686,16 @@ void append_denial(rpc::Output& out, const Reply& reply, const Status* decider) 
   out.append(degraded ? std::string_view(
                             "temporary-reduced-capacity\",\"title\":\"Temporarily reduced capacity")
                       : std::string_view("quota-exceeded\",\"title\":\"Quota exceeded"));
-  out.append(degraded ? std::string_view("\",\"status\":429,\"detail\":\"The limiter cannot count "
-                                         "for rule ")
-                      : std::string_view("\",\"status\":429,\"detail\":\"Rule "));
-  if (decider != nullptr) append_escaped(out, decider->rule);
-  if (degraded) {
+  out.append("\",\"status\":");
+  out.append_decimal(http_status(reply));
+  const bool own = decider != nullptr && !decider->deny_message.empty();
+  out.append(own        ? std::string_view(",\"detail\":\"")
+             : degraded ? std::string_view(",\"detail\":\"The limiter cannot count for rule ")
+                        : std::string_view(",\"detail\":\"Rule "));
+  if (decider != nullptr) append_escaped(out, own ? decider->deny_message : decider->rule);
+  if (own) {
+    // That is all.
+  } else if (degraded) {
     out.append(" now.");
   } else if (decider != nullptr && decider->retry_after == kNever) {
     out.append(" can never admit this request.");
@@ -750,7 +790,9 @@ unsigned http_status(ErrorKind kind) {
 
 unsigned http_status(const Reply& reply) {
   if (!reply.error.empty()) return http_status(reply.error.kind);
-  return reply.allowed ? 200 : 429;
+  if (reply.allowed) return 200;
+  const Status* decider = reply.decider();
+  return decider == nullptr ? kDenyStatus : decider->deny_status;
 }
 
 unsigned http_status(const SettleReply& reply) {

@@ -29,6 +29,7 @@ struct SettleBody {
 
 inline constexpr std::size_t kMaxChecks = 256;  ///< in one body
 inline constexpr std::uint64_t kMaxHits = 1ull << 53;
+inline constexpr std::uint64_t kMaxWindowMs = 366ull * 24 * 3'600'000;  ///< kMaxDuration
 inline constexpr std::uint64_t kMaxTimeoutMs = 24ull * 3'600'000;  ///< a day: Limiter::kMaxHold
 
 /// Reads the bodies of requests; docs/http.md says what they may hold. Strict: unknown and repeated
@@ -73,8 +74,9 @@ class BodyReader {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The status that answers: 200 or 429; 400 for what is invalid, 401 and 403 for who may not, 501
-/// for what is unsupported, 503 for other errors.
+/// The status that answers: 200, or what the rule that decided says of a denial, which is 429
+/// unless it says another one; 400 for what is invalid, 401 and 403 for who may not, 501 for what
+/// is unsupported, 503 for other errors.
 unsigned http_status(const Reply& reply);
 /// The same; 404 if there is no such ticket.
 unsigned http_status(const SettleReply& reply);

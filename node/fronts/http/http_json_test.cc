@@ -252,7 +252,7 @@ TEST(ReadCheck, MaySayOfWhatKindItIs) {
 TEST(ReadCheck, RefusesUnknownRepeatedAndMissingNames) {
   EXPECT_EQ(bad(R"({"domain":"a","hit":1})"),
             "hit: unknown field; expected domain, descriptor or descriptors, hits, request_id, "
-            "over_admission or kind");
+            "over_admission, kind or limit");
   EXPECT_EQ(bad(R"({"domain":"a","domain":"b"})"), "domain: repeated field; expected it once");
   EXPECT_EQ(bad(R"({"hits":1,"domain":"a","hits":2})"), "hits: repeated field; expected it once");
   EXPECT_EQ(bad(R"({"descriptor":{},"descriptor":[]})"),
@@ -423,9 +423,27 @@ TEST(ReadReserve, TakesATimeout) {
   EXPECT_FALSE(reader.reserve(R"({"domain":"api","descriptors":[{"entries":{}}]})"));
   EXPECT_EQ(told(reader.error()),
             "descriptors: unknown field; expected domain, descriptor, hits, request_id, "
-            "over_admission or timeout_ms");
+            "over_admission, limit or timeout_ms");
   EXPECT_THAT(bad(R"({"domain":"api","timeout_ms":1})"),
               testing::StartsWith("timeout_ms: unknown field"));
+}
+
+TEST(ReadCheck, TakesALimit) {
+  BodyReader reader;
+  ASSERT_TRUE(reader.check(R"({"domain":"a","limit":{"limit":100,"window_ms":60000,"burst":7}})"));
+  ASSERT_TRUE(reader.check(R"({"domain":"a","limit":{}})"));
+  EXPECT_EQ(reader.requests()[0].limit, (RequestLimit{100, kMinute, 7}));
+  EXPECT_EQ(reader.requests()[1].limit, RequestLimit{});
+  EXPECT_EQ(bad(R"({"domain":"a","limit":5})"),
+            "limit: expected an object with limit, window_ms and burst");
+  EXPECT_EQ(bad(R"({"domain":"a","limit":{"limit":0}})"),
+            "limit.limit: expected an integer of at least 1");
+  EXPECT_EQ(bad(R"({"domain":"a","limit":{"window_ms":31622400001}})"),
+            "limit.window_ms: expected an integer from 0 to 31622400000");
+  EXPECT_EQ(bad(R"({"domain":"a","limit":{"window":"1m"}})"),
+            "limit.window: unknown field; expected limit, window_ms and burst");
+  EXPECT_EQ(bad(R"({"domain":"a","limit":{"burst":1,"burst":1}})"),
+            "limit.burst: repeated field; expected it once");
 }
 
 TEST(ReadSettle, TakesATicketAndHits) {
