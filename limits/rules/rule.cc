@@ -585,7 +585,13 @@ std::uint64_t Rule::cost_of(const Request& request) const {
 
 bool Rule::matches(const Request& request) const {
   for (const Match& each : match) {
-    if (!each.holds(request.find(each.key))) return false;
+    const std::string_view* value = request.find(each.key);
+    const auto* exact = std::get_if<MatchExact>(&each.matcher);
+    // What most rules ask is asked without a call.
+    const bool holds = exact != nullptr && !each.negated
+                           ? value != nullptr && internal::same_text(*value, exact->value)
+                           : each.holds(value);
+    if (!holds) return false;
   }
   return std::all_of(key.begin(), key.end(),
                      [&](const std::string& entry) { return request.find(entry) != nullptr; });
