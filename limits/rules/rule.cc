@@ -208,7 +208,7 @@ class Checker {
     for (const std::string_view field :
          {"key", "limit", "max", "window", "algorithm", "slots", "strict", "burst", "max_debt",
           "cost", "phase", "enforcement", "durability", "series", "late", "on_failure", "shadow",
-          "headers", "deny"}) {
+          "headers", "deny", "count_denied", "candidate"}) {
       if (origin_.state(index_, field) != State::set) continue;
       fail(field, fmt::format("no {} with unlimited: true, which counts nothing", field));
     }
@@ -242,6 +242,12 @@ class Checker {
     }
     if (readable("durability") && rule.durability == Durability::reserve) {
       fail("durability", "async or commit with limit: from_request, got reserve");
+    }
+    if (readable("phase") && rule.phase == Phase::first_hit) {
+      fail("phase", "aligned or spread with limit: from_request, as any window may come");
+    }
+    if (readable("candidate") && rule.candidate) {
+      fail("candidate", "none with limit: from_request: the limit is another one each time");
     }
     if (rule.calendar && readable("window")) {
       fail("window", "a length of time with limit: from_request");

@@ -555,6 +555,10 @@ TEST(RulesYaml, LimitsThatComeWithRequests) {
               HasSubstr("rules[0].window: expected window in max"));
   EXPECT_THAT(error("limit: 5, window: 1s, max: {limit: 1, window: 1s}"),
               HasSubstr("rules[0].max: expected limit: from_request beside max"));
+  EXPECT_THAT(error("limit: from_request, max: {limit: 1, window: 1s}, phase: first_hit"),
+              HasSubstr("rules[0].phase: expected aligned or spread with limit: from_request"));
+  EXPECT_THAT(error("limit: from_request, max: {limit: 1, window: 1s}, candidate: {limit: 1}"),
+              HasSubstr("rules[0].candidate: expected none with limit: from_request"));
   EXPECT_THAT(error("limit: from_request, max: {limit: 1, window: 1s}, enforcement: escrow"),
               HasSubstr("rules[0].enforcement: expected merged with limit: from_request"));
   EXPECT_THAT(error("limit: from_request, max: {limit: 1, window: 1s}, algorithm: sliding_log"),

@@ -92,6 +92,8 @@ NodeMetrics example() {
   metrics.series = 12;
   metrics.max_series = 1000;
   metrics.cells = 34;
+  metrics.requests_over_budget = 21;
+  metrics.reports_over_budget = 22;
   metrics.clock_ok = false;
   metrics.namesake = true;
   metrics.clock_set_back_seconds = 3600.5;
@@ -121,6 +123,8 @@ TEST(Metrics, RendersEveryFigure) {
       {"weir_series", 12},
       {"weir_series_limit", 1000},
       {"weir_cells", 34},
+      {"weir_caller_over_budget_total{what=\"waiting\"}", 21},
+      {"weir_caller_over_budget_total{what=\"status\"}", 22},
       {"weir_clock_ok", 0},
       {"weir_namesake", 1},
       {"weir_clock_set_back_seconds", 3600.5},

@@ -15,16 +15,6 @@ using RateLimit = v3::RateLimitResponse::RateLimit;
 GrpcError read_descriptor(const envoy::extensions::common::ratelimit::v3::RateLimitDescriptor& in,
                           std::size_t index, std::uint32_t hits_of_all,
                           google::protobuf::Arena& arena, Descriptor& out) {
-  if (in.has_limit()) {
-    return {GrpcCode::unimplemented,
-            fmt::format("descriptors[{}].limit: a limit in a request is not taken; the node's "
-                        "rules decide",
-                        index)};
-  }
-  if (in.is_negative_hits()) {
-    return {GrpcCode::unimplemented,
-            fmt::format("descriptors[{}].is_negative_hits: hits are not given back", index)};
-  }
   out.hits = in.has_hits_addend() ? in.hits_addend().value() : std::max(hits_of_all, 1u);
   const std::span<Entry> entries =
       arena_array<Entry>(arena, static_cast<std::size_t>(in.entries_size()));
@@ -33,6 +23,54 @@ GrpcError read_descriptor(const envoy::extensions::common::ratelimit::v3::RateLi
   }
   out.entries = entries;
   return check_entries(entries, index);
+}
+
+Nanos window_of(envoy::type::v3::RateLimitUnit unit) {
+  switch (unit) {
+    case envoy::type::v3::SECOND:
+      return kSecond;
+    case envoy::type::v3::MINUTE:
+      return kMinute;
+    case envoy::type::v3::HOUR:
+      return kHour;
+    case envoy::type::v3::DAY:
+      return kDay;
+    case envoy::type::v3::WEEK:
+      return 7 * kDay;
+    case envoy::type::v3::MONTH:
+      return 30 * kDay;
+    case envoy::type::v3::YEAR:
+      return 365 * kDay;
+    default:
+      return 0;
+  }
+}
+
+/// What descriptors say one by one, and a request once: it must be the same of all.
+GrpcError read_common(const v3::RateLimitRequest& in, Request& out) {
+  const auto& first = in.descriptors(0);
+  if (first.is_negative_hits()) out.kind = RequestKind::refund;
+  if (first.has_limit()) {
+    out.limit.limit = first.limit().requests_per_unit();
+    out.limit.window = window_of(first.limit().unit());
+    if (out.limit.limit == 0 || out.limit.window == 0) {
+      return invalid("descriptors[0].limit: expected requests_per_unit above 0, and a unit");
+    }
+  }
+  for (int i = 1; i < in.descriptors_size(); ++i) {
+    const auto& one = in.descriptors(i);
+    if (one.is_negative_hits() != first.is_negative_hits()) {
+      return {GrpcCode::unimplemented,
+              fmt::format("descriptors[{}].is_negative_hits: expected the same of all", i)};
+    }
+    if (one.has_limit() != first.has_limit() ||
+        one.limit().requests_per_unit() != first.limit().requests_per_unit() ||
+        one.limit().unit() != first.limit().unit()) {
+      return {GrpcCode::unimplemented,
+              fmt::format("descriptors[{}].limit: expected the same of all", i)};
+    }
+  }
+  return {};
 }
 
 RateLimit::Unit unit_of(Nanos window) {
@@ -102,7 +140,7 @@ GrpcError read_rls(const v3::RateLimitRequest& in, google::protobuf::Arena& aren
   out.descriptor = all[0].entries;
   out.hits = all[0].hits;
   out.more = all.subspan(1);
-  return {};
+  return read_common(in, out);
 }
 
 void write_rls(const Reply& reply, std::size_t descriptors, Nanos now, v3::RateLimitResponse& out) {

@@ -97,6 +97,10 @@ std::string text_of(const Request& request) {
   }
   if (!request.id.empty()) out += fmt::format(" id {}", request.id);
   if (request.wants_bound) out += " bound";
+  if (request.kind == RequestKind::refund) out += " refund";
+  if (request.limit.any()) {
+    out += fmt::format(" limit {} in {} s", request.limit.limit, request.limit.window / kSecond);
+  }
   return out;
 }
 
@@ -322,13 +326,28 @@ TEST_F(GrpcFrontTest, AStatusTellsTheRuleThatMatters) {
   EXPECT_FALSE(got.statuses(0).has_duration_until_reset());
 }
 
-TEST_F(GrpcFrontTest, WhatWeirDoesNotDoIsRefused) {
+TEST_F(GrpcFrontTest, RequestsBringLimitsAndGiveHitsBack) {
   auto request = rate_limit("api", {{{"a", "b"}}});
   request.mutable_descriptors(0)->mutable_limit()->set_requests_per_unit(5);
-  EXPECT_THAT(failure(kRateLimit, request), StartsWith("12 descriptors[0].limit: "));
+  request.mutable_descriptors(0)->mutable_limit()->set_unit(envoy::type::v3::HOUR);
+  ask<rls::RateLimitResponse>(kRateLimit, request);
+  request = rate_limit("api", {{{"a", "b"}}, {{"c", "d"}}});
+  for (auto& descriptor : *request.mutable_descriptors()) descriptor.set_is_negative_hits(true);
+  ask<rls::RateLimitResponse>(kRateLimit, request);
+  EXPECT_THAT(service_.calls,
+              ElementsAre("api a=b *1 limit 5 in 3600 s", "api a=b *1 c=d *1 refund"));
+}
+
+TEST_F(GrpcFrontTest, WhatWeirDoesNotDoIsRefused) {
+  auto request = rate_limit("api", {{{"a", "b"}}, {{"a", "b"}}});
+  request.mutable_descriptors(1)->mutable_limit()->set_requests_per_unit(5);
+  EXPECT_THAT(failure(kRateLimit, request), StartsWith("12 descriptors[1].limit: "));
   request = rate_limit("api", {{{"a", "b"}}, {{"a", "b"}}});
   request.mutable_descriptors(1)->set_is_negative_hits(true);
   EXPECT_THAT(failure(kRateLimit, request), StartsWith("12 descriptors[1].is_negative_hits: "));
+  request = rate_limit("api", {{{"a", "b"}}});
+  request.mutable_descriptors(0)->mutable_limit()->set_requests_per_unit(5);
+  EXPECT_THAT(failure(kRateLimit, request), StartsWith("3 descriptors[0].limit: "));
   EXPECT_THAT(service_.calls, IsEmpty());
 }
 
