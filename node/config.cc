@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <weir/limits/bounds.h>
 #include <weir/limits/text/duration.h>
 #include <weir/limits/text/size.h>
 #include <weir/limits/text/utf8.h>
@@ -78,6 +79,7 @@ class Parser {
          {"log", [this](const Value& v) { return log(v); }},
          {"http", [this](const Value& v) { return http(v); }},
          {"grpc", [this](const Value& v) { return grpc(v); }},
+         {"redis", [this](const Value& v) { return redis(v); }},
          {"home", [this](const Value& v) { return home(v); }},
          {"access", [this](const Value& v) { return path(v, config_.access); }},
          {"tls", [this](const Value& v) { return tls(v); }}});
@@ -372,6 +374,15 @@ class Parser {
                              return read_.size(v, 1024, 1u << 20, 1, config_.http.max_body);
                            }},
                           {"forward_auth", [this](const Value& v) { return forward_auth(v); }}});
+    return true;
+  }
+
+  bool redis(const Value& value) {
+    read_.mapping(value, {{"domain",
+                           [this](const Value& v) {
+                             return read_.text(v, "a domain", weir::kMaxName, config_.redis.domain);
+                           }},
+                          {"max_connections", integer(1, 65536, config_.redis.max_connections)}});
     return true;
   }
 

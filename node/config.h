@@ -63,6 +63,11 @@ struct GrpcConfig {
   Nanos max_age = 30 * kMinute;         ///< of a connection
 };
 
+struct RedisConfig {
+  std::string domain = "redis";  ///< of all requests
+  unsigned max_connections = 1024;
+};
+
 /// TLS of the peers, or of a front. Paths as in NodeConfig; what they are is in rpc::TlsOptions.
 struct TlsConfig {
   std::string cert;
@@ -75,7 +80,8 @@ struct TlsConfig {
 
 /// Names of fronts in `listen`, in the order in which they start. node/fronts/factory.cc makes
 /// them.
-inline constexpr std::array<std::string_view, 4> kFronts = {"admin", "clients", "http", "grpc"};
+inline constexpr std::array<std::string_view, 5> kFronts = {"admin", "clients", "http", "grpc",
+                                                            "redis"};
 
 /// One address that a front listens on.
 struct ListenConfig {
@@ -122,6 +128,7 @@ struct NodeConfig {
   LogFormat log_format = LogFormat::json;
   HttpConfig http;
   GrpcConfig grpc;
+  RedisConfig redis;
   HomeConfig home;
   std::string access;  ///< the access file (access/access_file.h); empty: loopback alone may call
   std::map<std::string, TlsConfig, std::less<>> tls;  ///< of "peers" and of kFronts; others: none

@@ -113,6 +113,8 @@ TEST(Config, DefaultsBindLoopback) {
   EXPECT_EQ(config.grpc.max_connections, 1024u);
   EXPECT_EQ(config.grpc.max_message, 64u << 10);
   EXPECT_EQ(config.grpc.max_age, 30 * kMinute);
+  EXPECT_EQ(config.redis.domain, "redis");
+  EXPECT_EQ(config.redis.max_connections, 1024u);
 }
 
 TEST(Config, ReadsEveryField) {
@@ -232,12 +234,12 @@ http: {reset: minutes, max_connections: 0, max_body: 64KB}
           "max_commit_wait, max_skew, drain, threads, max_series, populate, max_peer_cells, "
           "max_long_cells, max_request_ids, "
           "request_id_ttl, "
-          "max_tickets, caller_percent, address_percent, log, http, grpc, home, access, tls",
+          "max_tickets, caller_percent, address_percent, log, http, grpc, redis, home, access, tls",
           "node.yaml:5:16: listen.http: expected a literal address and a port, such as "
           "127.0.0.1:7400 or [::1]:7400, got 'localhost:7402'",
           "node.yaml:5:32: listen.grpx: unknown field; expected one of peers, admin, clients, "
           "http, "
-          "grpc",
+          "grpc, redis",
           "node.yaml:6:8: rules: expected a path of 1 to 4096 bytes, got ''",
           "node.yaml:7:10: storage: expected none, or a mapping with the fields path, map_size, "
           "got 'some'",
@@ -259,6 +261,13 @@ TEST(Config, ReadsWhatGrpcIs) {
   EXPECT_EQ(config.grpc.max_age, 5 * kMinute);
 }
 
+TEST(Config, ReadsWhatRedisIs) {
+  const NodeConfig config =
+      good(std::string(kMinimal) + "redis: {domain: limits, max_connections: 9}\n");
+  EXPECT_EQ(config.redis.domain, "limits");
+  EXPECT_EQ(config.redis.max_connections, 9u);
+}
+
 TEST(Config, ADrainMayBeNone) {
   EXPECT_EQ(good(kMinimal).drain, 5 * kSecond);
   EXPECT_EQ(good(std::string(kMinimal) + "drain: 0\n").drain, 0);
@@ -277,7 +286,8 @@ TEST(Config, KeepsItsRanges) {
        {"sync_interval: 10ms", "sync_interval: 1m", "anti_entropy_interval: 1h",
         "commit_interval: 1s", "max_skew: 1ms", "max_series: 1000000000",
         "http: {max_connections: 65536}", "http: {max_body: 1MiB}", "http: {max_body: 1024}",
-        "grpc: {max_connections: 65536}", "grpc: {max_message: 1MiB}", "grpc: {max_age: 1s}"}) {
+        "redis: {domain: a b}", "redis: {max_connections: 65536}", "grpc: {max_connections: 65536}",
+        "grpc: {max_message: 1MiB}", "grpc: {max_age: 1s}"}) {
     EXPECT_THAT(with(fits), ElementsAre()) << fits;
   }
   for (const char* over : {"sync_interval: 9ms",
@@ -299,6 +309,8 @@ TEST(Config, KeepsItsRanges) {
                            "http: {max_body: 1023}",
                            "http: {max_body: 1048577}",
                            "http: {max_body: -1}",
+                           "redis: {domain: ''}",
+                           "redis: {max_connections: 0}",
                            "grpc: {max_connections: 0}",
                            "grpc: {max_message: 1023}",
                            "grpc: {max_age: 25h}",

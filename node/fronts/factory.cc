@@ -7,6 +7,7 @@
 #include <weir/node/fronts/capnp/capnp_front.h>
 #include <weir/node/fronts/grpc/grpc_front.h>
 #include <weir/node/fronts/http/http_front.h>
+#include <weir/node/fronts/redis/redis_front.h>
 
 namespace weir::node {
 namespace {
@@ -49,6 +50,20 @@ Made make_grpc(const FrontContext& context) {
                                      std::static_pointer_cast<ConnectionBudget>(context.shared));
 }
 
+Made make_redis(const FrontContext& context) {
+  const RedisConfig& config = context.config.redis;
+  if (context.shared == nullptr) {
+    context.shared =
+        std::make_shared<ConnectionBudget>(config.max_connections, context.config.address_percent);
+  }
+  RedisFrontOptions options;
+  options.domain = config.domain;
+  options.tls = context.tls;
+  options.access = context.access;
+  return std::make_unique<RedisFront>(context.loop, *context.service, std::move(options),
+                                      std::static_pointer_cast<ConnectionBudget>(context.shared));
+}
+
 struct Kind {
   std::string_view name;
   FrontPlace place;
@@ -69,6 +84,7 @@ constexpr std::array kKinds = {
          }},
     Kind{"http", FrontPlace::worker, make_http},
     Kind{"grpc", FrontPlace::worker, make_grpc},
+    Kind{"redis", FrontPlace::worker, make_redis},
 };
 
 constexpr bool same_names() {
