@@ -146,11 +146,12 @@ RedisCall& RedisBatch::begin(RedisAnswer answer, bool resp3) {
 }
 
 void RedisBatch::ask(std::string_view domain, std::string_view key, std::uint64_t hits,
-                     RequestKind kind, const RedisLimit&) {
+                     RequestKind kind, const RequestLimit& limit) {
   Request& request = requests.emplace_back();
   request.domain = domain;
   request.hits = hits;
   request.kind = kind;
+  request.limit = limit;
   entries.push_back({kKey, key});
   ++calls.back().requests;
 }

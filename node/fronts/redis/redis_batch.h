@@ -29,13 +29,6 @@ enum class RedisAnswer : std::uint8_t {
   exists,      ///< EXISTS: how many keys have a count
 };
 
-/// The limit that a command brings: of CL.THROTTLE. All 0: none.
-struct RedisLimit {
-  std::uint64_t limit = 0;
-  Nanos window = 0;
-  std::uint64_t burst = 0;
-};
-
 /// One command in turn: what it asks, or the answer that it has already.
 struct RedisCall {
   RedisAnswer answer = RedisAnswer::throttle;
@@ -63,7 +56,7 @@ struct RedisBatch {
   RedisCall& begin(RedisAnswer answer, bool resp3);
   /// One more request of the last call. `domain` and `key` are views.
   void ask(std::string_view domain, std::string_view key, std::uint64_t hits,
-           RequestKind kind = RequestKind::check, const RedisLimit& limit = {});
+           RequestKind kind = RequestKind::check, const RequestLimit& limit = {});
   /// The requests, with their entries in place. Valid until the batch changes.
   std::span<const Request> finish();
 };

@@ -118,6 +118,11 @@ class RedisCommandsTest : public testing::Test {
           std::string(request.domain) + " " + std::string(request.descriptor[0].key) + "=" +
           std::string(request.descriptor[0].value) + " *" + std::to_string(request.hits);
       if (request.kind == RequestKind::refund) text += " refund";
+      if (request.limit.any()) {
+        text += " " + std::to_string(request.limit.limit) + " in " +
+                std::to_string(request.limit.window / kSecond) + " s, burst " +
+                std::to_string(request.limit.burst);
+      }
       out.push_back(text);
     }
     return out;
@@ -154,8 +159,10 @@ class RedisCommandsTest : public testing::Test {
 };
 
 TEST_F(RedisCommandsTest, ThrottleAsks) {
-  EXPECT_THAT(run({"CL.THROTTLE", "ann", "15", "30", "60"}), ElementsAre("d key=ann *1"));
-  EXPECT_THAT(run({"cl.throttle", "ann", "0", "1", "1", "0"}), ElementsAre("d key=ann *0"));
+  EXPECT_THAT(run({"CL.THROTTLE", "ann", "15", "30", "60"}),
+              ElementsAre("d key=ann *1 30 in 60 s, burst 16"));
+  EXPECT_THAT(run({"cl.throttle", "ann", "0", "1", "1", "0"}),
+              ElementsAre("d key=ann *0 1 in 1 s, burst 1"));
   for (auto words : std::vector<std::vector<std::string_view>>{{"-1", "1", "1"},
                                                                {"1", "0", "1"},
                                                                {"1", "1", "0"},
