@@ -206,9 +206,9 @@ class Checker {
       fail("unlimited", "a group or replaces beside it: what it meets is limited by other rules");
     }
     for (const std::string_view field :
-         {"key", "limit", "max", "window", "algorithm", "slots", "strict", "burst", "max_debt",
-          "cost", "phase", "enforcement", "durability", "series", "late", "on_failure", "shadow",
-          "headers", "deny", "count_denied", "candidate"}) {
+         {"key",   "limit",      "max",    "window",  "algorithm",   "slots",        "strict",
+          "burst", "max_debt",   "cost",   "phase",   "enforcement", "durability",   "series",
+          "late",  "on_failure", "shadow", "headers", "deny",        "count_denied", "candidate"}) {
       if (origin_.state(index_, field) != State::set) continue;
       fail(field, fmt::format("no {} with unlimited: true, which counts nothing", field));
     }
